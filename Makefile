@@ -1,0 +1,40 @@
+# Each target sets up what it needs by itself, in .venv; a fresh clone needs nothing but Python 3.11+ and make.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help demo test check bench clean
+
+help:
+	@echo "make demo   forge a robust CIFAR-10 model, attack it, and print what is true"
+	@echo "make test   run the tests (unit, property, and end to end on real images)"
+	@echo "make check  ruff and mypy"
+	@echo "make bench  the speed benchmarks; each ends with one line of JSON"
+
+$(VENV)/.core: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lipforge needs Python 3.11 or newer")'
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.core
+	$(PIP) -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.core
+	$(BIN)/lipforge demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/forge_overhead.py
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

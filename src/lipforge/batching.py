@@ -1,0 +1,126 @@
+"""One way to read images, whatever they come in, and the checks that every reader owes its user."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lipforge.errors import InputError, ModelError
+
+BATCH_SIZE = 128
+
+
+@runtime_checkable
+class ImageData(Protocol):
+    """A finite, indexable set of labelled images, in memory or on disk."""
+
+    name: str
+    classes: int
+
+    def __len__(self) -> int: ...
+
+    def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions."""
+        ...
+
+    def batches(self, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels in order; a folder decodes ahead in worker processes."""
+        ...
+
+
+ImageSource: TypeAlias = Tensor | tuple[Tensor, Tensor] | ImageData | Dataset[Any] | Iterable[Any]
+"""Images, an (images, labels) pair, an `ImageData`, a torch `Dataset` or `DataLoader`, or any iterable of batches."""
+
+
+class Batch(NamedTuple):
+    """Some images, their labels if the source has any, and the index of the first of them."""
+
+    images: Tensor
+    labels: Tensor | None
+    first: int
+
+
+def batches(source: ImageSource, batch_size: int = BATCH_SIZE) -> Iterator[Batch]:
+    """The images of `source` in order, checked; `batch_size` applies where the source has none of its own."""
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    first = 0
+    for item in _raw_batches(source, batch_size):
+        images, labels = item if isinstance(item, list | tuple) else (item, None)
+        check_images(images, first=first)
+        if labels is not None and len(labels) != len(images):
+            raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
+        yield Batch(images, labels, first)
+        first += len(images)
+    if first == 0:
+        raise InputError("images must not be empty: the source gave no image at all")
+
+
+def image_count(source: ImageSource, batch_size: int = BATCH_SIZE) -> int | None:
+    """How many images `source` holds, or None where only reading it would tell."""
+    if isinstance(source, Tensor):
+        return len(source)
+    if _is_pair(source):
+        return len(source[0])
+    if isinstance(source, DataLoader):
+        source = source.dataset
+    if isinstance(source, ImageData | Dataset) and hasattr(source, "__len__"):
+        return len(source)
+    return None
+
+
+def check_images(images: Any, *, first: int = 0) -> None:
+    """Raise unless `images` are a float batch (N, C, H, W) in [0, 1]; `first` numbers them in the message."""
+    if not isinstance(images, Tensor):
+        raise InputError(f"images must be a tensor (N, C, H, W), got {type(images).__name__}")
+    if images.ndim != 4:
+        raise InputError(f"images must have the shape (N, C, H, W), got {tuple(images.shape)}")
+    if not images.is_floating_point():
+        raise InputError(f"images must be floating point in [0, 1], got {images.dtype}; divide bytes by 255")
+    if len(images) == 0:
+        return
+    low, high = (bound.item() for bound in torch.aminmax(images))
+    if not (low >= 0 and high <= 1):
+        wrong = (~((images >= 0) & (images <= 1))).flatten(1).any(dim=1).nonzero()[0].item()
+        raise InputError(
+            f"images must lie in [0, 1], got [{low:.3f}, {high:.3f}] (first in image {first + int(wrong)}); "
+            "put normalisation inside the model (lipforge.models.Normalize)"
+        )
+
+
+def check_eval(model: nn.Module) -> None:
+    """Raise if any part of `model` is in train mode: its batch norms would change with every batch."""
+    training = [name or "the model itself" for name, module in model.named_modules() if module.training]
+    if training:
+        more = f" and {len(training) - 1} more" if len(training) > 1 else ""
+        raise ModelError(
+            f"the model must be in eval mode, but '{training[0]}'{more} is in train mode; call model.eval()"
+        )
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """The device of the model's first parameter or buffer; the CPU for a model without either."""
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
+    if isinstance(source, Tensor):
+        return torch.split(source, batch_size) if len(source) else ()
+    if _is_pair(source):
+        images, labels = source
+        return zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True) if len(images) else ()
+    if isinstance(source, ImageData):
+        return source.batches(batch_size)
+    if isinstance(source, Dataset):
+        return DataLoader(source, batch_size=batch_size)
+    if isinstance(source, Iterable):
+        return source
+    raise InputError(f"images must be a tensor, a data set or an iterable of batches, got {type(source).__name__}")
+
+
+def _is_pair(source: Any) -> TypeGuard[tuple[Tensor, Tensor]]:
+    return isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source)

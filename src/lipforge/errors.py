@@ -1,0 +1,49 @@
+"""Every error a user can cause, so that `except LipforgeError` catches all of them and nothing else.
+
+A message names the argument, what was expected, what was found and the way out.
+"""
+
+
+class LipforgeError(Exception):
+    """The base of all errors that lipforge raises on purpose."""
+
+
+class InputError(LipforgeError, ValueError):
+    """An argument, an image or a label is not what the function takes."""
+
+
+class ModelError(LipforgeError):
+    """The model cannot be used as it is: in train mode, not callable on the images, NaN logits."""
+
+
+class SiteError(LipforgeError, ValueError):
+    """A site or a rule for finding sites does not exist or does not fit the model."""
+
+
+class CalibrationError(LipforgeError):
+    """The calibration pass could not produce a bound for every site."""
+
+
+class RecipeError(LipforgeError, ValueError):
+    """A recipe file is damaged or belongs to another model."""
+
+
+class WeightsError(LipforgeError):
+    """A checkpoint is damaged, unsafe to load, or belongs to another architecture."""
+
+
+class DataError(LipforgeError):
+    """A data set is missing, damaged or not in the expected layout."""
+
+
+class RunError(LipforgeError):
+    """A run directory or a training directory does not match what was asked for."""
+
+
+class MissingExtraError(LipforgeError, ImportError):
+    """An optional package is not installed; the message names the extra that brings it."""
+
+
+def missing_extra(package: str, extra: str) -> MissingExtraError:
+    """The error for a missing optional package, with the command that installs it."""
+    return MissingExtraError(f"this needs the package '{package}': pip install 'lipforge[{extra}]'")

@@ -1,0 +1,64 @@
+"""The types that every part of lipforge shares."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, get_args
+
+from torch import Tensor
+
+from lipforge.errors import InputError
+
+Classifier = Callable[[Tensor], Tensor]
+"""Images (N, C, H, W) in [0, 1] to logits (N, K)."""
+
+Norm = Literal["linf", "l2", "l1"]
+
+
+@dataclass(frozen=True)
+class Threat:
+    """All perturbations of norm at most eps that keep the image in [0, 1].
+
+    `eps` may be given as a fraction; the spelling is kept for people, the value for the arithmetic.
+
+    >>> threat = Threat("linf", "8/255")
+    >>> round(threat.eps, 6), str(threat)
+    (0.031373, 'linf 8/255')
+    """
+
+    norm: Norm
+    eps: float
+    spelling: str = ""
+
+    def __init__(self, norm: Norm, eps: float | str) -> None:
+        if norm not in get_args(Norm):
+            raise InputError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
+        value = parse_number(eps, name="eps")
+        if not value > 0:
+            raise InputError(f"eps must be above 0, got {eps!r}; for clean accuracy use no attack at all")
+        object.__setattr__(self, "norm", norm)
+        object.__setattr__(self, "eps", value)
+        object.__setattr__(self, "spelling", eps.strip() if isinstance(eps, str) else f"{value:g}")
+
+    def __str__(self) -> str:
+        return f"{self.norm} {self.spelling}"
+
+
+def parse_number(text: float | str, *, name: str) -> float:
+    """A finite number from a float, a decimal, a fraction or a power such as "2^-7".
+
+    >>> parse_number("8/255", name="eps") == 8 / 255, parse_number("2^-7", name="ratio") == 2**-7
+    (True, True)
+    """
+    try:
+        if isinstance(text, str) and "^" in text.replace("**", "^"):
+            base, exponent = text.replace("**", "^").split("^")
+            value = float(pow(float(base), float(exponent)))
+        else:
+            value = float(Fraction(text.strip())) if isinstance(text, str) else float(text)
+    except (ValueError, TypeError, ZeroDivisionError, OverflowError):
+        raise InputError(f"{name} must be a number such as 0.03, 8/255 or 2^-7, got {text!r}") from None
+    if not math.isfinite(value):
+        raise InputError(f"{name} must be a finite number, got {text!r}")
+    return value

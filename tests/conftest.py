@@ -1,0 +1,21 @@
+"""What every test gets: one thread count, and optional packages that import on a CPU build of torch."""
+
+import importlib.util
+
+import pytest
+import torch
+
+if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__version__:
+    # PyPI's torchvision is a CUDA build; on a CPU torch its import fails on two missing operators.
+    _library = torch.library.Library("torchvision", "DEF")
+    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture(autouse=True)
+def _same_world_after_each_test():
+    """Fail a test that leaves torch's global random state or default dtype changed."""
+    state, dtype = torch.get_rng_state(), torch.get_default_dtype()
+    yield
+    torch.set_rng_state(state)
+    assert torch.get_default_dtype() == dtype
