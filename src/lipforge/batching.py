@@ -95,9 +95,7 @@ def check_eval(model: nn.Module) -> None:
     training = [name or "the model itself" for name, module in model.named_modules() if module.training]
     if training:
         more = f" and {len(training) - 1} more" if len(training) > 1 else ""
-        raise ModelError(
-            f"the model must be in eval mode, but '{training[0]}'{more} is in train mode; call model.eval()"
-        )
+        raise ModelError(f"the model must be in eval mode, but '{training[0]}'{more} is not; call model.eval()")
 
 
 def device_of(model: nn.Module) -> torch.device:

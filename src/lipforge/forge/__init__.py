@@ -1,0 +1,44 @@
+"""The method: masks, where they go, how their bounds are found, and how to take them out again."""
+
+from lipforge.forge.calibrate import calibrate_
+from lipforge.forge.fold import Fold, ZeroCounts, count_zeros, fold_, load_fold
+from lipforge.forge.forging import forge_
+from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
+from lipforge.forge.layer import Forge
+from lipforge.forge.masks import Mask, MeanCentred, Piecewise, Smooth, Step, parse_mask
+from lipforge.forge.recipe import Recipe, load_recipe, recipe_of, save_recipe
+from lipforge.forge.sites import RULES, Site, Survey, find_sites
+from lipforge.forge.views import forged, plain, straight_through
+
+__all__ = [
+    "RULES",
+    "Fold",
+    "Forge",
+    "Mask",
+    "MeanCentred",
+    "Piecewise",
+    "Recipe",
+    "Site",
+    "Smooth",
+    "Step",
+    "Survey",
+    "ZeroCounts",
+    "calibrate_",
+    "count_zeros",
+    "find_sites",
+    "fold_",
+    "forge_",
+    "forged",
+    "forges",
+    "insert_",
+    "load_fold",
+    "load_recipe",
+    "parse_mask",
+    "plain",
+    "recipe_of",
+    "remove_",
+    "save_recipe",
+    "set_mode_",
+    "set_ratio_",
+    "straight_through",
+]

@@ -1,0 +1,157 @@
+"""The paper's "+ Weight" variant: inputs that are nearly always forged to zero lose their weight columns instead.
+
+Count first (`count_zeros`), then choose a frequency (`fold_`). The folded model needs no mask: take its `plain` view.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
+from lipforge.errors import InputError, RecipeError, SiteError
+from lipforge.forge.insert import require_forges
+from lipforge.forge.unwrap import unwrap
+from lipforge.progress import progress
+from lipforge.records import write_whole
+
+
+@dataclass(frozen=True)
+class ZeroCounts:
+    """Per site, how often each input channel came out of the forged function as 0, and out of how many."""
+
+    zeros: dict[str, list[int]]
+    elements: dict[str, int]
+    images_seen: int
+
+    def frequency(self, site: str) -> list[float]:
+        """The share of zeros of each input channel of a site, in [0, 1]."""
+        return [count / self.elements[site] for count in self.zeros[site]]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Which weight columns were zeroed and what they held: enough to undo it, also after a restart."""
+
+    frequency: float
+    columns: dict[str, list[int]]
+    counts: ZeroCounts
+    originals: dict[str, Tensor]
+
+    def undo_(self, model: nn.Module) -> None:
+        """Put the weights back, to the byte; an error if the model was not folded like this."""
+        layers = {name: _layer(model, name) for name in self.columns}
+        for name, columns in self.columns.items():
+            if any(column.any() for column in _columns(layers[name], columns)):
+                raise InputError(f"site '{name}' is not folded: some of its {len(columns)} columns are not zero")
+        with torch.no_grad():
+            for name, columns in self.columns.items():
+                for column, original in zip(_columns(layers[name], columns), self.originals[name], strict=True):
+                    column.copy_(original)
+
+    def save(self, path: str | Path) -> None:
+        """Write counts, choice and original columns as one safetensors file."""
+        choice = {"frequency": self.frequency, "columns": self.columns, "counts": asdict(self.counts)}
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in self.originals.items()}
+        write_whole(path, save(tensors, metadata={"fold": json.dumps(choice)}))
+
+
+def count_zeros(
+    model: nn.Module,
+    images: ImageSource,
+    *,
+    batch_size: int = BATCH_SIZE,
+    show_progress: bool | None = None,
+) -> ZeroCounts:
+    """Count over `images` how often each input channel of each site is forged to zero, in the forged forward pass.
+
+    Elements that are zero already (behind a ReLU) count too: their weights do not act either.
+    """
+    found = require_forges(model)
+    check_eval(unwrap(model))
+    inner, device = unwrap(model), device_of(model)
+    zeros = {name: torch.zeros(forge.channels, dtype=torch.int64, device=device) for name, forge in found.items()}
+    elements = dict.fromkeys(found, 0)
+
+    def watch(name: str, channel_dim: int) -> Any:
+        def hook(forge: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
+            other = [dim for dim in range(output.ndim) if dim != channel_dim % output.ndim]
+            zeros[name] += (output == 0).sum(other)
+            elements[name] += output.numel() // output.shape[channel_dim]
+
+        return hook
+
+    handles = [forge.register_forward_hook(watch(name, forge.channel_dim)) for name, forge in found.items()]
+    seen = 0
+    try:
+        with torch.no_grad(), progress("counting zeros", image_count(images), show=show_progress) as step:
+            for batch in batches(images, batch_size):
+                inner(batch.images.to(device))
+                seen += len(batch.images)
+                step(len(batch.images))
+    finally:
+        for handle in handles:
+            handle.remove()
+    return ZeroCounts({name: count.tolist() for name, count in zeros.items()}, elements, seen)
+
+
+def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
+    """Zero the weight columns of the inputs that are forged to zero at least this often; what to undo it with.
+
+    The count is per channel: the paper's input elements of a conv layer share their weights over all positions.
+    """
+    if not 0 < frequency <= 1:
+        raise InputError(f"frequency must lie in (0, 1], got {frequency}")
+    layers = {name: _layer(model, name) for name in counts.zeros}
+    columns = {
+        name: [index for index, share in enumerate(counts.frequency(name)) if share >= frequency] for name in layers
+    }
+    columns = {name: indices for name, indices in columns.items() if indices}
+    originals = {
+        name: torch.stack([column.detach().clone() for column in _columns(layers[name], indices)])
+        for name, indices in columns.items()
+    }
+    with torch.no_grad():
+        for name, indices in columns.items():
+            for column in _columns(layers[name], indices):
+                column.zero_()
+    return Fold(frequency, columns, counts, originals)
+
+
+def load_fold(path: str | Path) -> Fold:
+    """A fold from its file; damage is an error that names the file."""
+    try:
+        with safe_open(str(path), framework="pt") as file:
+            choice = json.loads(file.metadata()["fold"])
+            originals = {name: file.get_tensor(name) for name in choice["columns"]}
+        counts = ZeroCounts(**choice["counts"])
+        return Fold(choice["frequency"], choice["columns"], counts, originals)
+    except FileNotFoundError:
+        raise RecipeError(f"no file {path}") from None
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise RecipeError(f"{path} is not a fold that this version reads ({error}); was it cut short?") from None
+
+
+def _layer(model: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear:
+    modules = dict(unwrap(model).named_modules())
+    layer = modules.get(name)
+    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+        raise SiteError(f"site '{name}' cannot be folded: {type(layer).__name__} has no weight columns for its input")
+    if parametrize.is_parametrized(layer, "weight"):
+        raise SiteError(f"site '{name}' cannot be folded: its weight is computed by a parametrization")
+    return layer
+
+
+def _columns(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear, indices: list[int]) -> list[Tensor]:
+    """The weights that act on these input channels, as views; with groups, only the rows of the channel's group."""
+    if isinstance(layer, nn.Linear):
+        return [layer.weight[:, index] for index in indices]
+    per_group, rows = layer.in_channels // layer.groups, layer.out_channels // layer.groups
+    groups = ((index // per_group, index % per_group) for index in indices)
+    return [layer.weight[group * rows : (group + 1) * rows, column] for group, column in groups]

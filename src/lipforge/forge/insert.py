@@ -1,0 +1,137 @@
+"""Forged functions into a model and out again, from outside.
+
+A `Forge` child on the layer plus one forward-pre-hook: the layer keeps its class and its keys, the mask is visible in
+`print(model)`, and deepcopy, pickle, DataParallel and torch.compile work because the hook holds no state of its own.
+"""
+
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.errors import SiteError
+from lipforge.forge.layer import Forge, Mode, check_ratio
+from lipforge.forge.masks import Mask
+from lipforge.forge.sites import Site
+from lipforge.forge.unwrap import unwrap
+
+CHILD = "forge"
+
+
+def insert_(
+    model: nn.Module, sites: Iterable[Site], *, mask: Mask | None = None, ratio: float = 0.0
+) -> dict[str, Forge]:
+    """Put a forged function in front of each site's layer; all of them, or none if any does not fit.
+
+    Until it is calibrated (bound 0), a forged function is the identity.
+    """
+    inner, chosen = unwrap(model), list(sites)
+    _check_sites(inner, chosen)
+    check_ratio(ratio)
+    for site in chosen:
+        layer = inner.get_submodule(site.name)
+        forge = Forge(mask, ratio, site.in_features, site.channel_dim)
+        forge.train(layer.training)
+        reference = next(layer.parameters(), None)
+        layer.add_module(CHILD, forge if reference is None else forge.to(reference.device))
+        layer.register_forward_pre_hook(_forge_input, with_kwargs=True)
+    _forget_compiled(model)
+    return forges(model)
+
+
+def remove_(model: nn.Module) -> None:
+    """Take all forged functions out: the model is what it was before `insert_`, to the byte."""
+    for name in forges(model):
+        layer = unwrap(model).get_submodule(name)
+        delattr(layer, CHILD)
+        for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _forge_input]:
+            del layer._forward_pre_hooks[key]
+            layer._forward_pre_hooks_with_kwargs.pop(key, None)
+    _forget_compiled(model)
+
+
+def forges(model: nn.Module) -> dict[str, Forge]:
+    """The forged functions of `model` by the name of their layer, in the order of its modules."""
+    inner = unwrap(model)
+    return {
+        name: forge for name, module in inner.named_modules() if isinstance(forge := module._modules.get(CHILD), Forge)
+    }
+
+
+def set_ratio_(model: nn.Module, ratio: float | Mapping[str, float]) -> None:
+    """Set one ratio for all sites, or one per site: a mapping of site names or globs, the later entry winning.
+
+    A mapping leaves the sites that it does not name as they are; an entry that names none is an error.
+    """
+    found = require_forges(model)
+    wanted = {"*": ratio} if not isinstance(ratio, Mapping) else ratio
+    plan: dict[str, float] = {}
+    for glob, value in wanted.items():
+        names = [name for name in found if name == glob or fnmatchcase(name, glob)]
+        if not names:
+            raise SiteError(f"no forged site matches '{glob}'; sites are {_some(found)}")
+        plan.update(dict.fromkeys(names, check_ratio(value)))
+    for name, value in plan.items():
+        found[name].ratio = value
+
+
+def set_mode_(model: nn.Module, mode: Mode) -> None:
+    """Set the mode of every forged function."""
+    for forge in require_forges(model).values():
+        forge.mode = mode
+
+
+def require_forges(model: nn.Module) -> dict[str, Forge]:
+    """The forged functions of `model`, or an error if it has none."""
+    found = forges(model)
+    if not found:
+        raise SiteError("the model has no forged functions; insert them with forge_ or insert_")
+    return found
+
+
+def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The forward-pre-hook: forge the layer's input, for attention modules query, key and value."""
+    forge = cast(Forge, layer._modules[CHILD])
+    if not isinstance(layer, nn.MultiheadAttention):
+        if args:
+            return (forge(args[0]), *args[1:]), kwargs
+        name = next(iter(kwargs))
+        return args, {**kwargs, name: forge(kwargs[name])}
+    # The same tensor must stay the same object: attention takes its fast paths by identity.
+    done: dict[int, Tensor] = {}
+    for tensor in (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs)):
+        if id(tensor) not in done:
+            done[id(tensor)] = forge(tensor)
+    return tuple(done.get(id(value), value) for value in args), {
+        name: done.get(id(value), value) for name, value in kwargs.items()
+    }
+
+
+def _check_sites(model: nn.Module, sites: list[Site]) -> None:
+    if not sites:
+        raise SiteError("sites must not be empty; find_sites(model) finds some")
+    modules = dict(model.named_modules())
+    for site in sites:
+        if site.name not in modules:
+            raise SiteError(f"the model has no module '{site.name}'; was the site found in another model?")
+        layer = modules[site.name]
+        if type(layer).__name__ != site.layer:
+            raise SiteError(f"site '{site.name}' should be a {site.layer}, but the model has a {type(layer).__name__}")
+        if hasattr(layer, CHILD):
+            raise SiteError(f"site '{site.name}' is forged already (or has a '{CHILD}' of its own); call remove_ first")
+    names = [site.name for site in sites]
+    if len(set(names)) < len(names):
+        raise SiteError(f"sites must be distinct, got '{max(names, key=names.count)}' more than once")
+
+
+def _forget_compiled(model: nn.Module) -> None:
+    """Compiled code does not look at hooks again, so after a change of hooks it has to be dropped."""
+    if unwrap(model) is not model and any(hasattr(module, "_orig_mod") for module in model.modules()):
+        torch.compiler.reset()
+
+
+def _some(names: Iterable[str]) -> str:
+    listed = list(names)
+    return ", ".join(f"'{name}'" for name in listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

@@ -1,0 +1,165 @@
+"""The forged function as a module (Algorithm 1)."""
+
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.errors import InputError
+from lipforge.forge.masks import Mask, Step, Threshold
+from lipforge.forge.statistics import Maximum, Tracker
+
+Mode = Literal["plain", "track", "forged", "straight_through"]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Where a bound came from."""
+
+    images_seen: int = 0
+    data: str = ""
+    statistic: str = "maximum"
+
+
+class Forge(nn.Module):
+    """Suppresses activations of magnitude up to threshold = ratio * bound (c_th = c^r b, eq. 15).
+
+    `plain` passes x through; `track` does too, and remembers the largest |x|; `forged` applies the mask;
+    `straight_through` has the same output bit for bit, but its backward pass is the identity (BPDA).
+    With ratio 0 or bound 0, the defaults, every mode is the identity.
+
+    >>> forge = Forge(Step(), ratio=0.5)
+    >>> forge.mode = "track"; _ = forge(torch.tensor([[-4.0, 1.0]])); forge.mode = "forged"
+    >>> forge.threshold, forge(torch.tensor([[1.5, 3.0]]))
+    (2.0, tensor([[0., 3.]]))
+    """
+
+    bound: Tensor
+    centre: Tensor | None
+    _thresholds: Tensor | None
+
+    def __init__(self, mask: Mask | None = None, ratio: float = 0.0, channels: int = 0, channel_dim: int = 1) -> None:
+        super().__init__()
+        self.mask: Mask = mask if mask is not None else Step()
+        self.channels = channels
+        self.channel_dim = channel_dim
+        self.calibration = Calibration()
+        self.tracker: Tracker | None = None
+        self._mode: Mode = "forged"
+        self._ratio = check_ratio(ratio)
+        # Not persistent: the user's checkpoint keys must not change. The recipe is the place that keeps bounds.
+        self.register_buffer("bound", torch.zeros(()), persistent=False)
+        self.register_buffer("centre", None, persistent=False)
+        self.register_buffer("_thresholds", None, persistent=False)
+        self._threshold = 0.0
+        self._active = False
+
+    @property
+    def mode(self) -> Mode:
+        return self._mode
+
+    @mode.setter
+    def mode(self, mode: Mode) -> None:
+        if mode not in get_args(Mode):
+            raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
+        if self._mode == "track" and mode != "track" and self.tracker is not None:
+            self.set_bound(self.tracker.bound(), self.tracker.centre())
+            self.tracker = None
+        if mode == "track" and self.tracker is None:
+            if self.mask.statistic != "maximum":
+                raise InputError(f"mask '{self.mask.name}' needs calibrate_, which tracks its {self.mask.statistic}")
+            self.tracker = Maximum(self.bound)
+        self._mode = mode
+
+    @property
+    def ratio(self) -> float:
+        """The share of the bound below which activations are forged, c^r in the paper."""
+        return self._ratio
+
+    @ratio.setter
+    def ratio(self, ratio: float) -> None:
+        self._ratio = check_ratio(ratio)
+        self._refresh()
+
+    @property
+    def threshold(self) -> Threshold:
+        """c_th: a number, or a tensor of one per channel."""
+        return self._threshold if self._thresholds is None else self._thresholds
+
+    def set_bound(self, bound: Tensor, centre: Tensor | None = None) -> None:
+        """Take over a calibrated bound: a scalar, or one per channel (with a centre per channel for MeanCentred)."""
+        if not (torch.isfinite(bound).all() and (bound >= 0).all()):
+            raise InputError(f"bound must be finite and not negative, got {bound}")
+        self.bound = bound.detach().clone()
+        self.centre = None if centre is None else centre.detach().clone()
+        self._refresh()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self._mode == "track":
+            assert self.tracker is not None
+            self.tracker.update(x.detach())
+            return x
+        if self._mode == "plain" or not self._active:
+            return x
+        if self._mode == "forged":
+            return self._forged(x)
+        with torch.no_grad():
+            forged = self._forged(x)
+        return _identity_backward(x, forged)
+
+    def extra_repr(self) -> str:
+        bound = f"{self.bound.item():.4g}" if self.bound.ndim == 0 else f"{len(self.bound)} channels"
+        return f"mask={self.mask}, ratio={self.ratio:g}, bound={bound}, mode={self.mode}"
+
+    def _forged(self, x: Tensor) -> Tensor:
+        if self._thresholds is None:
+            return self.mask(x, self._threshold)
+        centre = None if self.centre is None else self._per_channel(self.centre, x)
+        return self.mask(x, self._per_channel(self._thresholds, x), centre)
+
+    def _per_channel(self, values: Tensor, x: Tensor) -> Tensor:
+        shape = [1] * x.ndim
+        shape[self.channel_dim] = -1
+        return values.view(shape)
+
+    def _refresh(self) -> None:
+        """Read the bound off the device once, so that no forward pass has to."""
+        thresholds = self._ratio * self.bound
+        self._active = bool((thresholds > 0).any())
+        per_channel = thresholds.ndim > 0
+        self._thresholds = thresholds if per_channel else None
+        self._threshold = 0.0 if per_channel else float(self._ratio * self.bound.item())
+
+
+class _IdentityBackward(torch.autograd.Function):
+    """Returns `forged`; hands the gradient to x unchanged.
+
+    An autograd function rather than x + (forged - x).detach(): that sum is not bit-identical to `forged`.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, forged: Tensor) -> Tensor:
+        return forged.view_as(forged)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        return None
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0], None
+
+
+def _identity_backward(x: Tensor, forged: Tensor) -> Tensor:
+    result: Tensor = _IdentityBackward.apply(x, forged)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
+    return result
+
+
+def check_ratio(ratio: float) -> float:
+    """The ratio as a float, or an error unless it lies in [0, 1]."""
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise InputError(f"ratio must be a number in [0, 1], got {ratio!r}; the paper tries 2^-8, 2^-7, 2^-6")
+    return float(ratio)

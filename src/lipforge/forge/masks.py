@@ -1,0 +1,224 @@
+"""The masks of the forged function (eqs. 7 to 10), and the MeanSparse operator to compare them with.
+
+A mask maps an activation x and a threshold c_th to the forged activation. Above the threshold every mask is the
+identity, bit for bit; NaN stays NaN. Two figures say how far a mask is from being 1-Lipschitz: `max_slope`, its
+largest derivative, and `jump(threshold)`, the size of its discontinuity. `docs/caveats.md` says why both matter.
+"""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar, Literal, Protocol, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from lipforge.errors import InputError
+from lipforge.types import parse_number
+
+Threshold = float | Tensor
+"""One threshold for the layer, or a tensor of one per channel that broadcasts against the activation."""
+
+Statistic = Literal["maximum", "moments"]
+
+
+class Mask(Protocol):
+    """What a Forge layer needs of a mask."""
+
+    name: ClassVar[str]
+    statistic: ClassVar[Statistic]
+
+    @property
+    def max_slope(self) -> float:
+        """The largest absolute derivative, where there is one."""
+        ...
+
+    def jump(self, threshold: float) -> float:
+        """How far the output leaps where |x| passes the threshold; 0 for a continuous mask."""
+        ...
+
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
+        """The forged activation, of the shape and type of x."""
+        ...
+
+
+@dataclass(frozen=True)
+class Step:
+    """0 where |x| <= threshold (eq. 8). The derivative at the threshold is taken as 0.
+
+    >>> Step()(torch.tensor([-2.0, -1.0, 0.5, 1.5]), 1.0)
+    tensor([-2.0000,  0.0000,  0.0000,  1.5000])
+    """
+
+    name: ClassVar[str] = "step"
+    statistic: ClassVar[Statistic] = "maximum"
+    max_slope: ClassVar[float] = 1.0
+
+    def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
+        return (x.abs() > threshold).to(x.dtype)
+
+    def jump(self, threshold: float) -> float:
+        return threshold
+
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
+        if isinstance(threshold, Tensor):
+            return x.masked_fill(x.abs() <= threshold, 0)
+        return F.hardshrink(x, threshold)  # one native kernel, forward and backward
+
+
+@dataclass(frozen=True)
+class Piecewise:
+    """0 up to d * threshold, then a linear factor that reaches 1 at the threshold (eq. 10). Continuous.
+
+    At the inner knee the derivative is taken from outside, at the threshold from inside.
+
+    >>> Piecewise(d=0.5)(torch.tensor([0.5, 0.75, 1.0, 2.0]), 1.0)
+    tensor([0.0000, 0.3750, 1.0000, 2.0000])
+    """
+
+    d: float = 0.5
+    name: ClassVar[str] = "piecewise"
+    statistic: ClassVar[Statistic] = "maximum"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.d < 1:
+            raise InputError(f"d must lie in [0, 1), got {self.d}; d = 1 is the mask Step()")
+
+    @property
+    def max_slope(self) -> float:
+        return (2 - self.d) / (1 - self.d)
+
+    def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
+        return ((x.abs() - self.d * threshold) / ((1 - self.d) * threshold)).clamp(0, 1)
+
+    def jump(self, threshold: float) -> float:
+        return 0.0
+
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
+        return _mask_inside(self.factor(x, threshold), x, threshold)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """x times the sigmoid of a * u - b where |x| <= threshold (eq. 9).
+
+    The paper leaves open what u is: `relative` takes |x| / threshold, so that one (a, b) suits layers of every scale;
+    `absolute` takes |x|; `signed` takes x as printed, which also suppresses every negative value up to the threshold.
+
+    >>> Smooth(a=20, b=10)(torch.tensor([0.5, 2.0]), 1.0)
+    tensor([0.2500, 2.0000])
+    """
+
+    a: float = 20.0
+    b: float = 10.0
+    argument: Literal["relative", "absolute", "signed"] = "relative"
+    name: ClassVar[str] = "smooth"
+    statistic: ClassVar[Statistic] = "maximum"
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.a) and self.a > 0 and math.isfinite(self.b)):
+            raise InputError(f"a must be positive and b finite, got a={self.a}, b={self.b}")
+        choices = get_args(Smooth.__dataclass_fields__["argument"].type)
+        if self.argument not in choices:
+            raise InputError(f"argument must be one of {', '.join(choices)}, got {self.argument!r}")
+
+    @cached_property
+    def max_slope(self) -> float:
+        """The largest s + a u s (1 - s) with s = sigmoid(a u - b), and at least 1, the slope beyond the threshold.
+
+        For `absolute` and `signed` it is the largest over every threshold.
+        """
+
+        # The slope rises until 2 + a u (1 - 2 s) changes sign, which it does once; `relative` ends at u = 1.
+        low, high = 0.0, 1.0 if self.argument == "relative" else (abs(self.b) + 10) / self.a
+        for _ in range(60):
+            u = (low + high) / 2
+            rising = 2 + self.a * u * (1 - 2 * _sigmoid(self.a * u - self.b)) > 0
+            low, high = (u, high) if rising else (low, u)
+        s = _sigmoid(self.a * high - self.b)
+        return max(1.0, s + self.a * high * s * (1 - s))
+
+    def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
+        u = x if self.argument == "signed" else x.abs()
+        if self.argument == "relative":
+            u = u / threshold
+        return torch.sigmoid(self.a * u - self.b)
+
+    def jump(self, threshold: float) -> float:
+        edges = torch.tensor([threshold, -threshold], dtype=torch.float64)
+        return float((edges * (1 - self.factor(edges, threshold))).abs().max())
+
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
+        return _mask_inside(self.factor(x, threshold), x, threshold)
+
+
+@dataclass(frozen=True)
+class MeanCentred:
+    """The channel's mean where |x - mean| < threshold: the operator of MeanSparse (arXiv 2406.05927).
+
+    Its threshold is ratio * standard deviation, per channel; MeanSparse calls the ratio alpha.
+    """
+
+    name: ClassVar[str] = "mean_centred"
+    statistic: ClassVar[Statistic] = "moments"
+    max_slope: ClassVar[float] = 1.0
+
+    def jump(self, threshold: float) -> float:
+        return threshold
+
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
+        assert centre is not None, "MeanCentred is calibrated with moments, which always set a centre"
+        return torch.where((x - centre).abs() < threshold, centre.to(x.dtype), x)
+
+
+def _sigmoid(value: float) -> float:
+    return 0.5 * (1 + math.tanh(0.5 * value))
+
+
+def _mask_inside(factor: Tensor, x: Tensor, threshold: Threshold) -> Tensor:
+    """x * factor up to the threshold, x itself above it: rounding in the factor cannot leak out."""
+    return torch.where(x.abs() <= threshold, x * factor, x)
+
+
+MASKS: dict[str, type[Any]] = {mask.name: mask for mask in (Step, Piecewise, Smooth, MeanCentred)}
+
+
+def mask_to_dict(mask: Mask) -> dict[str, Any]:
+    """The mask as JSON holds it.
+
+    >>> mask_to_dict(Piecewise(d=0.25))
+    {'name': 'piecewise', 'd': 0.25}
+    """
+    return {"name": mask.name, **dataclasses.asdict(mask)}  # type: ignore[call-overload]  # every mask is a dataclass
+
+
+def mask_from_dict(fields: dict[str, Any]) -> Mask:
+    """The inverse of `mask_to_dict`; unknown names and parameters are errors."""
+    parameters = dict(fields)
+    name = parameters.pop("name", None)
+    if name not in MASKS:
+        raise InputError(f"mask must be one of {', '.join(MASKS)}, got {name!r}")
+    known = [field.name for field in dataclasses.fields(MASKS[name])]
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise InputError(f"mask '{name}' has no parameter {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
+    mask: Mask = MASKS[name](**parameters)
+    return mask
+
+
+def parse_mask(text: str) -> Mask:
+    """A mask from its text form: the name, then parameters after a colon.
+
+    >>> parse_mask("piecewise:d=0.25"), parse_mask("step")
+    (Piecewise(d=0.25), Step())
+    """
+    name, _, rest = text.strip().partition(":")
+    fields: dict[str, Any] = {"name": name.replace("-", "_")}
+    for part in filter(None, rest.split(",")):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InputError(f"mask parameters are written key=value, got {part!r} in {text!r}")
+        fields[key.strip()] = value.strip() if key.strip() == "argument" else parse_number(value, name=key.strip())
+    return mask_from_dict(fields)

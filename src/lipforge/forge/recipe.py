@@ -1,0 +1,215 @@
+"""A recipe: all that forging adds to a model, as a small JSON file that can be read, compared and applied."""
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.batching import ImageData, ImageSource
+from lipforge.errors import InputError, RecipeError
+from lipforge.forge.insert import forges, insert_, remove_, require_forges
+from lipforge.forge.layer import Calibration, Forge, check_ratio
+from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
+from lipforge.forge.sites import Site
+from lipforge.forge.unwrap import unwrap
+from lipforge.records import read_json, write_json
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class SiteRecipe:
+    """One forged function: what it sits in front of, and its figures."""
+
+    layer: str
+    in_features: int
+    channel_dim: int
+    ratio: float
+    bound: float | list[float]
+    centre: list[float] | None = None
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A mask, and a ratio and a bound for each site.
+
+    `architecture` and `weights` are digests of the model that was calibrated: of the names and shapes of its tensors,
+    and of their bytes.
+    """
+
+    mask: Mask
+    sites: dict[str, SiteRecipe]
+    images_seen: int
+    data: str
+    statistic: str
+    architecture: str
+    weights: str
+    lipforge: str = field(default_factory=lambda: _version())
+    format: int = FORMAT
+
+    @property
+    def ratio(self) -> float | None:
+        """The ratio that all sites share, or None if they differ."""
+        ratios = {site.ratio for site in self.sites.values()}
+        return ratios.pop() if len(ratios) == 1 else None
+
+    @property
+    def bounds(self) -> dict[str, float | list[float]]:
+        """The bound of each site, b in the paper."""
+        return {name: site.bound for name, site in self.sites.items()}
+
+    def save(self, path: str | Path) -> None:
+        """Write the recipe as JSON, whole or not at all."""
+        write_json(path, {**vars(self), "mask": mask_to_dict(self.mask)})
+
+    def apply_(self, model: nn.Module, *, strict: bool = True) -> None:
+        """Insert the forged functions into `model` with this recipe's ratios and bounds.
+
+        An architecture other than the calibrated one is refused, with the differences; `strict=False` only asks
+        that every site fits. Other weights than the calibrated ones are a warning: the bounds may not suit them.
+        """
+        self._check_fit(model, strict)
+        if self.weights != weights_digest(model):
+            warnings.warn("the recipe was calibrated on other weights; calibrate_ makes new bounds", stacklevel=2)
+        before = forges(model)
+        if before:
+            raise RecipeError(f"the model is forged already ({len(before)} sites); call remove_ first")
+        sites = [
+            Site(name, "recipe", site.layer, site.in_features, (), site.channel_dim)
+            for name, site in self.sites.items()
+        ]
+        insert_(model, sites, mask=self.mask)
+        try:
+            for name, forge in forges(model).items():
+                self._fill(forge, self.sites[name])
+        except BaseException:
+            remove_(model)
+            raise
+
+    def _fill(self, forge: Forge, site: SiteRecipe) -> None:
+        device = forge.bound.device
+        centre = None if site.centre is None else torch.tensor(site.centre, device=device)
+        forge.set_bound(torch.tensor(site.bound, device=device), centre)
+        forge.ratio = site.ratio
+        forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
+
+    def _check_fit(self, model: nn.Module, strict: bool) -> None:
+        modules = dict(unwrap(model).named_modules())
+        differences = []
+        for name, site in self.sites.items():
+            layer = modules.get(name)
+            if layer is None:
+                differences.append(f"'{name}' does not exist")
+            elif type(layer).__name__ != site.layer:
+                differences.append(f"'{name}' is a {type(layer).__name__}, not a {site.layer}")
+            elif (features := in_features(layer)) is not None and features != site.in_features:
+                differences.append(f"'{name}' takes {features} features, not {site.in_features}")
+        if not differences and strict and self.architecture != architecture_digest(model):
+            differences.append("all sites fit, but other tensors of the model differ; strict=False applies it anyway")
+        if differences:
+            more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
+            raise RecipeError(f"the recipe is for another architecture: {'; '.join(differences[:5])}{more}")
+
+
+def recipe_of(model: nn.Module) -> Recipe:
+    """The recipe of a forged model as it stands."""
+    found = require_forges(model)
+    modules = dict(unwrap(model).named_modules())
+    first = next(iter(found.values()))
+    sites = {
+        name: SiteRecipe(
+            layer=type(modules[name]).__name__,
+            in_features=forge.channels,
+            channel_dim=forge.channel_dim,
+            ratio=forge.ratio,
+            bound=forge.bound.tolist(),
+            centre=None if forge.centre is None else forge.centre.tolist(),
+        )
+        for name, forge in found.items()
+    }
+    origin = first.calibration
+    architecture, weights = architecture_digest(model), weights_digest(model)
+    return Recipe(first.mask, sites, origin.images_seen, origin.data, origin.statistic, architecture, weights)
+
+
+def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
+    """Save the recipe of a forged model as it stands, and return it."""
+    recipe = recipe_of(model)
+    recipe.save(path)
+    return recipe
+
+
+def load_recipe(path: str | Path) -> Recipe:
+    """The recipe in a JSON file; damage and unknown formats are errors that name the file."""
+    try:
+        fields = read_json(path)
+    except InputError as error:
+        raise RecipeError(str(error)) from None
+    try:
+        return _from_dict(fields)
+    except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
+        reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        raise RecipeError(f"{path} is not a recipe that this version reads: {reason}") from None
+
+
+def architecture_digest(model: nn.Module) -> str:
+    """A digest of the names and shapes of all tensors of `model`; forging does not change it."""
+    state = unwrap(model).state_dict()
+    lines = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in _tensors(state))
+    return hashlib.sha256(lines.encode()).hexdigest()
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A digest of the bytes of all tensors of `model`; forging does not change it."""
+    digest = hashlib.sha256()
+    for name, tensor in _tensors(unwrap(model).state_dict()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
+def describe_source(images: ImageSource) -> str:
+    """A word on where images came from, for the recipe."""
+    return images.name if isinstance(images, ImageData) else type(images).__name__
+
+
+def in_features(layer: nn.Module) -> int | None:
+    """How many channels or features a layer takes; None for an activation, which takes any."""
+    for attribute in ("in_channels", "in_features", "embed_dim"):
+        value = getattr(layer, attribute, None)
+        if isinstance(value, int):
+            return value
+    return None
+
+
+def _from_dict(fields: dict[str, Any]) -> Recipe:
+    if not isinstance(fields, dict):
+        raise InputError("it holds no object")
+    if fields["format"] != FORMAT:
+        raise InputError(f"its format is {fields['format']!r}, expected {FORMAT}")
+    if not fields["sites"]:
+        raise InputError("it has no sites")
+    sites = {name: SiteRecipe(**site) for name, site in fields["sites"].items()}
+    for name, site in sites.items():
+        check_ratio(site.ratio)
+        values = site.bound if isinstance(site.bound, list) else [site.bound]
+        if not values or not all(isinstance(value, int | float) and 0 <= value < float("inf") for value in values):
+            raise InputError(f"the bound of site '{name}' must be finite and not negative, got {site.bound}")
+    return Recipe(**{**fields, "mask": mask_from_dict(fields["mask"]), "sites": sites})
+
+
+def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    return ((name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor))
+
+
+def _version() -> str:
+    try:
+        return version("lipforge")
+    except PackageNotFoundError:  # imported from a source tree that was never installed
+        return "unknown"

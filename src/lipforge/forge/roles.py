@@ -1,0 +1,141 @@
+"""What part each layer plays in the graph: on the main path of a residual block, a shortcut, attention, a gate.
+
+A residual block is an addition of two paths that start from one activation: the path with more layers is the main
+path, the other (at most one layer, the projection) the shortcut. The innermost addition decides.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import nn
+
+from lipforge.forge.trace import Graph
+
+Role = Literal["conv", "mlp", "depthwise", "shortcut", "attention", "gate", "first", "last", "between", "activation"]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The first call of a layer: its node, its role, the shape that went in, and where its channels are.
+
+    `channels` holds every channel count that the layer was called with: a shared activation may see several.
+    """
+
+    node: int
+    role: Role
+    input_shape: tuple[int, ...]
+    channel_dim: int
+    channels: frozenset[int]
+
+
+def roles(graph: Graph, layers: dict[str, nn.Module]) -> dict[str, Call]:
+    """What every layer and activation module that was called does, in the order of first calls."""
+    gates = _gated_layers(graph)
+    found: dict[int, Role] = {}
+    inner = 0
+    for main, shortcut in _residual_paths(graph, layers, gates):
+        attention = any(_is_attention(index, graph, layers) for index in graph.members(main & ~inner))
+        inner |= main | shortcut
+        for index in graph.layers(shortcut):
+            found.setdefault(index, "shortcut")
+        fresh = [index for index in graph.layers(main) if index not in found and index not in gates]
+        for index in fresh:
+            found[index] = "attention" if attention else _main_role(index, fresh, graph, layers)
+    found.update(dict.fromkeys(gates, "gate"))
+    everything = (1 << len(graph.nodes)) - 1
+    ordered = graph.layers(everything)
+    ends: dict[int, Role] = {ordered[-1]: "last", ordered[0]: "first"} if ordered else {}
+    result: dict[str, Call] = {}
+    for index in graph.members(everything):
+        node = graph.nodes[index]
+        if node.layer is not None:
+            role = "activation" if node.op == "activation" else found.get(index) or ends.get(index, "between")
+            known = result.get(node.layer) or Call(
+                index, role, node.input_shape, _channel_dim(index, graph, layers), frozenset()
+            )
+            channels = known.channels | {node.input_shape[known.channel_dim]}
+            result[node.layer] = dataclasses.replace(known, channels=channels)
+    return result
+
+
+def _is_attention(index: int, graph: Graph, layers: dict[str, nn.Module]) -> bool:
+    layer = layers.get(graph.nodes[index].layer or "")
+    return graph.is_product(index) or isinstance(layer, nn.MultiheadAttention)
+
+
+def _channel_dim(index: int, graph: Graph, layers: dict[str, nn.Module]) -> int:
+    """1 where a conv made or takes the tensor, -1 where a linear layer did."""
+    nearest = graph.layers(graph.ancestors[index])[-1:]
+    return 1 if nearest and is_conv(layers[graph.nodes[nearest[0]].layer or ""]) else -1
+
+
+def _residual_paths(graph: Graph, layers: dict[str, nn.Module], gates: set[int]) -> list[tuple[int, int]]:
+    """(main, shortcut) of every residual addition as bit masks, innermost first."""
+    candidates = []
+    for node in graph.nodes:
+        if node.op == "add" and len(node.inputs) == 2:
+            left, right = (graph.ancestors[parent] for parent in node.inputs)
+            common = left & right
+            start = common.bit_length() - 1
+            # A block starts behind a layer: whatever branches off the image itself is a stem.
+            if start > 0 and graph.layers(graph.ancestors[start]):
+                candidates.append((left & ~common, right & ~common))
+    candidates.sort(key=lambda pair: (pair[0] | pair[1]).bit_count())
+    result, taken = [], set(gates)
+    for pair in candidates:
+        fresh = {path: [index for index in graph.layers(path) if index not in taken] for path in pair}
+        short, main = sorted(pair, key=lambda path: (len(fresh[path]), path.bit_count()))
+        modules = {path: [layers[graph.nodes[index].layer or ""] for index in fresh[path]] for path in pair}
+        if _is_shortcut(modules[short], beside=modules[main]):
+            result.append((main, short))
+            taken.update(fresh[short] + fresh[main])
+    return result
+
+
+def _is_shortcut(short: list[nn.Module], *, beside: list[nn.Module]) -> bool:
+    """Whether the shorter of two paths is a shortcut: no layer, or one beside a longer or clearly larger path."""
+    if len(short) > 1 or not beside:
+        return False
+    if len(short) == len(beside) == 1:
+        return is_pointwise(short[0]) and is_conv(beside[0]) and not is_pointwise(beside[0])
+    return True
+
+
+def _gated_layers(graph: Graph) -> set[int]:
+    """Layers that only compute a factor for an activation they branch off from, as in squeeze-and-excitation."""
+    found: set[int] = set()
+    for node in graph.nodes:
+        if node.op == "mul" and len(node.inputs) == 2:
+            trunk, gate = sorted(node.inputs)
+            if graph.ancestors[gate] >> trunk & 1:
+                found.update(graph.layers(graph.ancestors[gate] & ~graph.ancestors[trunk]))
+    return found
+
+
+def _main_role(index: int, path: list[int], graph: Graph, layers: dict[str, nn.Module]) -> Role:
+    kinds = {member: layers[graph.nodes[member].layer or ""] for member in path}
+    layer = kinds[index]
+    if is_depthwise(layer):
+        return "depthwise"
+    if isinstance(layer, nn.Linear):
+        return "mlp"
+    spatial = any(is_conv(other) and not is_pointwise(other) and not is_depthwise(other) for other in kinds.values())
+    position = path.index(index)
+    neighbours = [kinds[member] for member in path[max(position - 1, 0) : position + 2] if member != index]
+    in_mlp = is_pointwise(layer) and not spatial and any(is_pointwise(other) for other in neighbours)
+    return "mlp" if in_mlp else "conv"
+
+
+def is_conv(layer: nn.Module) -> bool:
+    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+
+
+def is_pointwise(layer: nn.Module) -> bool:
+    """A conv that sees one position at a time: a linear layer in disguise."""
+    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and all(size == 1 for size in layer.kernel_size)
+
+
+def is_depthwise(layer: nn.Module) -> bool:
+    """A conv with one group per input channel."""
+    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.groups == layer.in_channels > 1

@@ -1,0 +1,231 @@
+"""Where forged functions go: the inputs of layers, found by rules from one recorded forward pass."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.batching import check_eval, check_images, device_of
+from lipforge.errors import InputError, ModelError, SiteError
+from lipforge.forge.roles import Call, Role, roles
+from lipforge.forge.trace import ACTIVATIONS, LAYERS, Graph, trace
+from lipforge.forge.unwrap import unwrap
+
+RULES: dict[str, tuple[Role, ...]] = {
+    "residual_convs": ("conv",),
+    "mlp_linears": ("mlp",),
+    "depthwise_convs": ("depthwise",),
+    "shortcut_convs": ("shortcut",),
+    "attention_projections": ("attention",),
+    "gate_layers": ("gate",),
+    "plain_layers": ("between",),
+    "activations": ("activation",),
+}
+"""Rule names and the roles that they select; `name:GLOB` selects any called layer by its name."""
+
+DEFAULT_RULES = ("residual_convs", "mlp_linears")
+INPUT_SIZES = (32, 224, 64, 28, 96, 128, 256, 384, 299, 16, 8)
+
+WHY_NOT: dict[Role, str] = {
+    "conv": "on the main path of a residual block: rule residual_convs",
+    "mlp": "in an MLP: rule mlp_linears",
+    "depthwise": "depthwise conv: opt in with the rule depthwise_convs",
+    "shortcut": "projection on a shortcut: opt in with the rule shortcut_convs",
+    "attention": "query, key, value or output projection: opt in with the rule attention_projections",
+    "gate": "computes a gate (squeeze-and-excitation): opt in with the rule gate_layers",
+    "first": "the stem",
+    "last": "the head",
+    "between": "outside every residual block: opt in with the rule plain_layers",
+    "activation": "an activation: opt in with the rule activations",
+}
+
+
+@dataclass(frozen=True)
+class Site:
+    """The input of one layer."""
+
+    name: str
+    rule: str
+    layer: str
+    in_features: int
+    input_shape: tuple[int, ...]
+    channel_dim: int
+
+
+@dataclass(frozen=True)
+class Skipped:
+    """A layer that is not a site, and why."""
+
+    name: str
+    layer: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The sites in the order the model calls them, which rules fired and why, and what was left out."""
+
+    sites: tuple[Site, ...]
+    rules: tuple[str, ...]
+    reason: str
+    skipped: tuple[Skipped, ...]
+
+    def __iter__(self) -> Iterator[Site]:
+        return iter(self.sites)
+
+    def __len__(self) -> int:
+        return len(self.sites)
+
+    def __getitem__(self, index: int) -> Site:
+        return self.sites[index]
+
+    @property
+    def names(self) -> list[str]:
+        return [site.name for site in self.sites]
+
+
+def find_sites(
+    model: nn.Module,
+    images: Tensor | None = None,
+    *,
+    rules: Sequence[str] = DEFAULT_RULES,
+    include: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    types: tuple[type[nn.Module], ...] = (),
+) -> Survey:
+    """The sites of `model`: conv inputs on the main paths of residual blocks, and fc1 and fc2 of MLPs.
+
+    The model runs once on one image (a grey one of a size that fits, unless `images` are given); its code is not
+    read. `rules` are united; `include`, `exclude` (globs of layer names) and `types` then restrict the result.
+    A model without any residual block gets `plain_layers`: every conv and linear layer but the first and the last.
+    """
+    model = unwrap(model)
+    _check_rules(rules)
+    if isinstance(model, torch.jit.ScriptModule):
+        raise SiteError("a scripted model cannot be forged; pass the module that was given to torch.jit.script")
+    check_eval(model)
+    layers: dict[str, nn.Module] = {
+        name: module for name, module in model.named_modules() if isinstance(module, LAYERS + ACTIVATIONS)
+    }
+    graph = _trace(model, images)
+    calls = roles(graph, layers)
+    chosen, reason = _choose_rules(tuple(rules), calls)
+    sites, skipped = [], []
+    for name, layer in layers.items():
+        call = calls.get(name)
+        rule = _matching_rule(name, call, chosen) if call else None
+        why_not = _why_not(name, layer, call, rule, include, exclude, types)
+        if call and rule and not why_not:
+            sites.append((call.node, Site(name, rule, type(layer).__name__, *_shape(call))))
+        elif not isinstance(layer, ACTIVATIONS) or "activations" in chosen:
+            skipped.append(Skipped(name, type(layer).__name__, why_not))
+    if not sites:
+        raise SiteError(_nothing_found(chosen, skipped))
+    return Survey(tuple(site for _, site in sorted(sites, key=lambda pair: pair[0])), chosen, reason, tuple(skipped))
+
+
+def _check_rules(rules: Sequence[str]) -> None:
+    if isinstance(rules, str):
+        raise SiteError(f"rules must be a sequence of names, got the text {rules!r}; write [{rules!r}]")
+    for rule in rules:
+        if rule not in RULES and not rule.startswith("name:"):
+            close = get_close_matches(rule, RULES, n=1)
+            hint = f"; did you mean '{close[0]}'?" if close else ""
+            raise SiteError(f"unknown rule {rule!r}: known are {', '.join(RULES)} and name:GLOB{hint}")
+    if not rules:
+        raise SiteError(f"rules must not be empty: known are {', '.join(RULES)} and name:GLOB")
+
+
+def _choose_rules(rules: tuple[str, ...], calls: dict[str, Call]) -> tuple[tuple[str, ...], str]:
+    in_blocks = any(call.role in ("conv", "mlp", "depthwise", "attention") for call in calls.values())
+    if set(rules) == set(DEFAULT_RULES) and not in_blocks:
+        return ("plain_layers",), (
+            "no residual block was found (no addition joins two paths from one activation), "
+            "so every conv and linear layer but the first and the last is a site"
+        )
+    counts = {
+        rule: sum(_matching_rule(name, call, (rule,)) is not None for name, call in calls.items()) for rule in rules
+    }
+    return rules, "layers selected by " + ", ".join(f"{rule} ({count})" for rule, count in counts.items())
+
+
+def _matching_rule(name: str, call: Call, rules: Sequence[str]) -> str | None:
+    for rule in rules:
+        if rule.startswith("name:"):
+            if fnmatchcase(name, rule.removeprefix("name:")):
+                return rule
+        elif call.role in RULES[rule]:
+            return rule
+    return None
+
+
+def _why_not(
+    name: str,
+    layer: nn.Module,
+    call: Call | None,
+    rule: str | None,
+    include: Sequence[str],
+    exclude: Sequence[str],
+    types: tuple[type[nn.Module], ...],
+) -> str:
+    """Why a layer is not a site, or the empty text if it is one."""
+    if call is None:
+        return "never called as a module on the way from the image to the logits"
+    if rule is None:
+        return WHY_NOT[call.role]
+    if include and not any(fnmatchcase(name, glob) for glob in include):
+        return f"matches no glob of include ({', '.join(include)})"
+    if any(fnmatchcase(name, glob) for glob in exclude):
+        return f"matches a glob of exclude ({', '.join(exclude)})"
+    if types and not isinstance(layer, types):
+        return f"not of the types {', '.join(kind.__name__ for kind in types)}"
+    if len(call.channels) > 1:
+        return f"called with different channel counts ({', '.join(map(str, sorted(call.channels)))})"
+    return ""
+
+
+def _shape(call: Call) -> tuple[int, tuple[int, ...], int]:
+    return call.input_shape[call.channel_dim], call.input_shape, call.channel_dim
+
+
+def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
+    if not skipped:
+        return "the model has no conv or linear layer, so there is no site"
+    reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in skipped[:5])
+    more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
+    return f"no site was found by the rules {', '.join(rules)}. Layers: {reasons}{more}"
+
+
+def _trace(model: nn.Module, images: Tensor | None) -> Graph:
+    """The graph of one forward pass, on the first of `images` or on a grey image of the first size that fits."""
+    device = device_of(model)
+    if images is not None:
+        check_images(images)
+        if len(images) == 0:
+            raise InputError("images must not be empty: one is needed to see which layers run")
+        try:
+            return trace(model, images[:1].to(device))
+        except Exception as error:
+            raise ModelError(f"the model fails on images of the shape {tuple(images.shape[1:])}: {error}") from error
+    failures = []
+    for shape in _likely_shapes(model):
+        try:
+            return trace(model, torch.full((1, *shape), 0.5, device=device))
+        except Exception as error:  # any error only means that this shape does not fit
+            failures.append(f"{shape}: {next(iter(str(error).splitlines()), repr(error))}")
+    raise SiteError(f"no image size fits this model; pass images=... to show it one. Tried {'; '.join(failures[:3])}")
+
+
+def _likely_shapes(model: nn.Module) -> Iterator[tuple[int, ...]]:
+    """Image shapes to try: what timm's models say of themselves, then the usual sizes."""
+    for module in model.modules():
+        settings = getattr(module, "pretrained_cfg", None)
+        if isinstance(settings, dict) and isinstance(settings.get("input_size"), list | tuple):
+            yield tuple(settings["input_size"])
+    convs = (module for module in model.modules() if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d))
+    channels = [conv.in_channels for conv in itertools.islice(convs, 1)] or [3, 1]
+    yield from ((channel, size, size) for size in INPUT_SIZES for channel in channels)

@@ -1,0 +1,65 @@
+"""Classifiers over one set of weights: the same model plain, forged, or with a straight-through backward pass.
+
+A view is a copy of the module tree that shares every parameter, buffer and other tensor with the original, with the
+mode of its forged functions fixed. Nothing is ever switched, so views may be interleaved, compiled and called from
+threads. A view is a snapshot of ratios and bounds: make a new one after changing them or moving the model.
+"""
+
+import copy
+from typing import Any
+
+from torch import Tensor, nn
+
+from lipforge.batching import check_eval
+from lipforge.errors import ModelError
+from lipforge.forge.insert import remove_, require_forges, set_mode_
+from lipforge.forge.layer import Mode
+from lipforge.forge.unwrap import unwrap
+
+
+def plain(model: nn.Module) -> nn.Module:
+    """The classifier without forged functions, as it was before `insert_`."""
+    view = _shared_copy(model)
+    remove_(view)
+    return view
+
+
+def forged(model: nn.Module) -> nn.Module:
+    """The classifier with its forged functions at work."""
+    return _view(model, "forged")
+
+
+def straight_through(model: nn.Module) -> nn.Module:
+    """The forged classifier, logits equal bit for bit, whose backward pass ignores the masks (BPDA)."""
+    return _view(model, "straight_through")
+
+
+def _view(model: nn.Module, mode: Mode) -> nn.Module:
+    require_forges(model)
+    view = _shared_copy(model)
+    set_mode_(view, mode)
+    return view
+
+
+def _shared_copy(model: nn.Module) -> nn.Module:
+    inner = unwrap(model)
+    check_eval(inner)
+    memo: dict[int, Any] = {}
+    for module in inner.modules():
+        _remember_tensors(vars(module), memo)
+    try:
+        return copy.deepcopy(inner, memo)
+    except Exception as error:
+        raise ModelError(f"the model cannot be copied for a view, as copy.deepcopy fails on it: {error}") from error
+
+
+def _remember_tensors(value: Any, memo: dict[int, Any]) -> None:
+    """Tell deepcopy to keep every tensor inside `value` (attributes, lists, dicts) instead of copying it."""
+    if isinstance(value, Tensor):
+        memo[id(value)] = value
+    elif isinstance(value, dict):
+        for item in value.values():
+            _remember_tensors(item, memo)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            _remember_tensors(item, memo)

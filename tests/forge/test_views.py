@@ -1,0 +1,111 @@
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import nn
+
+from lipforge.errors import ModelError, SiteError
+from lipforge.forge.forging import forge_
+from lipforge.forge.insert import forges, set_ratio_
+from lipforge.forge.views import forged, plain, straight_through
+from tests.nets import ResidualNet, images, seeded
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    model = seeded(ResidualNet)
+    forge_(model, images(32), ratio=2**-3)
+    return model
+
+
+def test_plain_is_the_model_before_forging(model):
+    x = images(4)
+    assert torch.equal(plain(model)(x), seeded(ResidualNet)(x))
+    assert forges(plain(model)) == {}
+    assert len(forges(model)) == 4
+
+
+def test_plain_works_on_a_model_that_was_never_forged():
+    x = images(4)
+    assert torch.equal(plain(seeded(ResidualNet))(x), seeded(ResidualNet)(x))
+
+
+def test_straight_through_has_forged_logits_and_the_gradient_of_identity_masks(model):
+    x = images(4).requires_grad_()
+    a, b = forged(model)(x), straight_through(model)(x)
+    assert torch.equal(a, b)
+    (masked,) = torch.autograd.grad(a.sum(), x)
+    (through,) = torch.autograd.grad(b.sum(), x)
+    assert not torch.equal(masked, through)
+    assert through.isfinite().all()
+
+
+def test_views_share_every_parameter_and_buffer(model):
+    for view in (plain(model), forged(model), straight_through(model)):
+        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        assert all(id(tensor) in own for tensor in (*view.parameters(), *view.buffers()))
+
+
+def test_a_changed_weight_shows_in_every_view(model):
+    views = [plain(model), forged(model), straight_through(model)]
+    with torch.no_grad():
+        model.head.weight.zero_()
+        model.head.bias.fill_(3.0)
+    assert all(torch.equal(view(images(2)), torch.full((2, 10), 3.0)) for view in views)
+
+
+def test_a_view_is_a_snapshot_of_the_ratios(model):
+    view, x = forged(model), images(4)
+    before = view(x)
+    set_ratio_(model, 0.5)
+    assert torch.equal(view(x), before)
+    assert not torch.equal(forged(model)(x), before)
+
+
+def test_views_can_be_interleaved_and_called_from_threads(model):
+    batches = [images(4, seed=seed) for seed in range(6)]
+    views = [plain(model), forged(model), straight_through(model)]
+    expected = [[view(batch) for batch in batches] for view in views]
+
+    def gradients(view, batch):
+        x = batch.clone().requires_grad_()
+        logits = view(x)
+        torch.autograd.grad(logits.sum(), x)
+        return logits
+
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [[pool.submit(gradients, view, batch) for batch in batches] for view in views]
+        for row, wanted in zip(jobs, expected, strict=True):
+            assert all(torch.equal(job.result(), logits) for job, logits in zip(row, wanted, strict=True))
+
+
+def test_tensors_outside_parameters_and_buffers_are_shared_too():
+    class WithTable(ResidualNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.tables = {"scale": [torch.ones(10)]}
+            self.hidden = torch.ones(10, requires_grad=True) * 2  # not a leaf: deepcopy alone would fail
+
+        def forward(self, x):
+            return super().forward(x) * self.tables["scale"][0] * self.hidden
+
+    model = seeded(WithTable)
+    view = plain(model)
+    assert view.tables["scale"][0] is model.tables["scale"][0]
+    assert view.hidden is model.hidden
+
+
+def test_views_of_a_model_in_train_mode_are_refused(model):
+    with pytest.raises(ModelError, match=r"must be in eval mode.*call model.eval\(\)"):
+        forged(model.train())
+
+
+def test_a_forged_view_needs_a_forged_model():
+    with pytest.raises(SiteError, match="no forged functions"):
+        forged(seeded(ResidualNet))
+
+
+def test_a_model_that_cannot_be_copied_is_named(model):
+    model.handle = (value for value in ())
+    with pytest.raises(ModelError, match="cannot be copied for a view"):
+        forged(model)
