@@ -1,8 +1,13 @@
 """Small classifiers as users write them: each has a habit that forging from outside must cope with."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+M = TypeVar("M", bound=nn.Module)
 
 
 class Block(nn.Module):
@@ -140,15 +145,15 @@ def images(count: int = 8, seed: int = 0, size: int = 32) -> Tensor:
     return torch.rand(count, 3, size, size, generator=torch.Generator().manual_seed(seed))
 
 
-def seeded(build: type[nn.Module], seed: int = 0, **arguments: object) -> nn.Module:
+def seeded(build: Callable[..., M], seed: int = 0, **arguments: object) -> M:
     """A model of fixed random weights, with batch norms that have seen data, in eval mode."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = build(**arguments)
         for module in model.modules():
             if isinstance(module, nn.BatchNorm2d):
-                nn.init.uniform_(module.running_mean, -0.5, 0.5)
-                nn.init.uniform_(module.running_var, 0.5, 2.0)
+                module.running_mean = torch.rand(module.num_features) - 0.5
+                module.running_var = torch.rand(module.num_features) * 1.5 + 0.5
                 nn.init.uniform_(module.weight, 0.5, 1.5)
                 nn.init.uniform_(module.bias, -0.5, 0.5)
     return model.eval()

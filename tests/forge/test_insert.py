@@ -2,6 +2,7 @@ import copy
 import io
 import pickle
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any, cast
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from tests.nets import ResidualNet, ReusingNet, TorchAttentionNet, Transformer, 
 RATIO = 2**-3
 
 
-def forged_model(build=ResidualNet, ratio=RATIO, **arguments) -> nn.Module:
+def forged_model(build=ResidualNet, ratio=RATIO, **arguments):
     model = seeded(build, **arguments)
     insert_(model, find_sites(model), ratio=ratio)
     calibrate_(model, images(32))
@@ -152,7 +153,7 @@ def test_compiled_after_insertion_equals_eager():
 
 def test_insertion_into_a_compiled_model_takes_effect():
     model, x = seeded(ResidualNet), images(4)
-    compiled = torch.compile(model, backend="aot_eager")
+    compiled = cast(nn.Module, torch.compile(model, backend="aot_eager"))
     unforged = compiled(x)
     insert_(compiled, find_sites(compiled), ratio=0.5)
     calibrate_(compiled, images(32))
@@ -188,7 +189,8 @@ def test_attention_modules_are_forged_at_query_key_and_value():
     calibrate_(model, images(32))
     forge = forges(model)["encoder.self_attn"]
     tokens = torch.randn(2, 5, 16, generator=torch.Generator().manual_seed(0))
-    expected = plain(model).encoder.self_attn(*[Step()(tokens, forge.threshold)] * 3)[0]
+    unforged: Any = plain(model)
+    expected = unforged.encoder.self_attn(*[Step()(tokens, forge.threshold)] * 3)[0]
     assert torch.equal(model.encoder.self_attn(tokens, tokens, tokens)[0], expected)
     assert torch.equal(model.encoder.self_attn(query=tokens, key=tokens, value=tokens)[0], expected)
     assert not torch.equal(model(images(2)), plain(model)(images(2)))

@@ -114,6 +114,16 @@ def test_gradients_at_the_kinks_are_finite(mask):
         assert torch.equal(gradient, torch.zeros(5, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("mask", [Step(), Piecewise(0.25), Smooth()])
+def test_a_dead_channel_with_threshold_zero_is_left_alone(mask):
+    x = tensor(0.0, 0.5, -3.0, 0.0).requires_grad_()
+    out = mask(x, tensor(0.0, 0.0, 0.0, 1.0))
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(out, x)
+    assert gradient.isfinite().all()
+    assert gradient[1:3].tolist() == [1, 1]
+
+
 @given(st.lists(values, min_size=1, max_size=20), thresholds)
 def test_step_agrees_with_its_definition_per_layer_and_per_channel(numbers, threshold):
     x = tensor(*numbers).reshape(1, -1)

@@ -14,6 +14,12 @@ def activations(seed: int = 0, shape: tuple[int, ...] = (24, 5, 4, 4)) -> torch.
     return torch.randn(shape, generator=generator) * torch.rand(shape, generator=generator) ** 4
 
 
+def make_tracker(kind: str) -> Maximum | Quantile | Moments:
+    if kind == "maximum":
+        return Maximum(torch.zeros(5), 1)
+    return Quantile(0.99, CPU) if kind == "quantile" else Moments(5, 1, CPU)
+
+
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
 def test_the_maximum_is_numpys(layout):
     x = activations().to(memory_format=layout)
@@ -32,12 +38,7 @@ def test_the_maximum_per_channel_is_numpys():
 @given(st.integers(1, 24), st.permutations(range(24)), st.sampled_from(["maximum", "quantile", "moments"]))
 def test_batches_and_order_do_not_matter(size, order, kind):
     x = activations()
-    make = {
-        "maximum": lambda: Maximum(torch.zeros(5), 1),
-        "quantile": lambda: Quantile(0.99, CPU),
-        "moments": lambda: Moments(5, 1, CPU),
-    }[kind]
-    whole, parts = make(), make()
+    whole, parts = make_tracker(kind), make_tracker(kind)
     whole.update(x)
     for part in x[list(order)].split(size):
         parts.update(part)

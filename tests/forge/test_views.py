@@ -1,4 +1,5 @@
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -90,7 +91,7 @@ def test_tensors_outside_parameters_and_buffers_are_shared_too():
             return super().forward(x) * self.tables["scale"][0] * self.hidden
 
     model = seeded(WithTable)
-    view = plain(model)
+    view: Any = plain(model)
     assert view.tables["scale"][0] is model.tables["scale"][0]
     assert view.hidden is model.hidden
 
@@ -106,6 +107,6 @@ def test_a_forged_view_needs_a_forged_model():
 
 
 def test_a_model_that_cannot_be_copied_is_named(model):
-    model.handle = (value for value in ())
+    model.handle = (value for value in [1])
     with pytest.raises(ModelError, match="cannot be copied for a view"):
         forged(model)

@@ -91,7 +91,7 @@ class Piecewise:
         return (2 - self.d) / (1 - self.d)
 
     def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
-        return ((x.abs() - self.d * threshold) / ((1 - self.d) * threshold)).clamp(0, 1)
+        return ((x.abs() - self.d * threshold) / ((1 - self.d) * _divisor(threshold))).clamp(0, 1)
 
     def jump(self, threshold: float) -> float:
         return 0.0
@@ -143,7 +143,7 @@ class Smooth:
     def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
         u = x if self.argument == "signed" else x.abs()
         if self.argument == "relative":
-            u = u / threshold
+            u = u / _divisor(threshold)
         return torch.sigmoid(self.a * u - self.b)
 
     def jump(self, threshold: float) -> float:
@@ -171,6 +171,11 @@ class MeanCentred:
     def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
         assert centre is not None, "MeanCentred is calibrated with moments, which always set a centre"
         return torch.where((x - centre).abs() < threshold, centre.to(x.dtype), x)
+
+
+def _divisor(threshold: Threshold) -> Threshold:
+    """The threshold, but 1 for a dead channel, whose threshold of 0 would make NaN of 0 / 0."""
+    return torch.where(threshold > 0, threshold, 1.0) if isinstance(threshold, Tensor) else threshold
 
 
 def _sigmoid(value: float) -> float:
