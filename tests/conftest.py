@@ -4,6 +4,11 @@ import importlib.util
 
 import pytest
 import torch
+from hypothesis import settings
+
+# No deadline: a busy machine must not fail a test. Derandomised: the same examples on every machine.
+settings.register_profile("lipforge", deadline=None, derandomize=True)
+settings.load_profile("lipforge")
 
 if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__version__:
     # PyPI's torchvision is a CUDA build; on a CPU torch its import fails on two missing operators.
