@@ -87,7 +87,9 @@ def position(index: int, count: int) -> int:
 def unit_range(images: npt.NDArray[Any]) -> Tensor:
     """Bytes divided by 255, floats as they are, as float32; `images` must be a fresh array, it may be used as it is."""
     if images.dtype == np.uint8:
-        return torch.from_numpy(np.ascontiguousarray(images)).to(torch.float32).div_(255)
+        # NumPy, not torch, makes the float array: glibc's aligned allocation, which torch uses, cannot always take back
+        # a freed block of the same size, and memory then grows by a batch at a time.
+        return torch.from_numpy(np.true_divide(np.ascontiguousarray(images), np.float32(255), dtype=np.float32))
     return torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
 
 

@@ -45,7 +45,8 @@ def resize_shorter(image: Image.Image, size: int, interpolation: Interpolation) 
 
 def crop_centre(image: Image.Image, size: int) -> Image.Image:
     """The middle `size` x `size` pixels, with black around an image that is smaller."""
-    left, top = (round((side - size) / 2) for side in image.size)
+    # An odd margin, as torchvision has it: a cut starts at the nearest even pixel, padding puts its smaller half first.
+    left, top = (round((side - size) / 2) if side >= size else -((size - side) // 2) for side in image.size)
     return image.crop((left, top, left + size, top + size))
 
 

@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
 from lipforge.data.decode import FILTERS, Interpolation
 from lipforge.data.listing import Listing, find_parts, list_files, read_listing
 from lipforge.data.split import shuffled
@@ -127,7 +126,7 @@ class FolderData(Dataset[tuple[Tensor, int]]):
                 f"unreadable image {decoded.failures[0][1]}; `lipforge data check {self.name}` lists all such files, "
                 'FolderOptions(on_error="skip") leaves them out'
             )
-        return decoded.images.to(torch.float32).div_(255), decoded.labels
+        return unit_range(decoded.images.numpy()), decoded.labels
 
 
 def open_folder(

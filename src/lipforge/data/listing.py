@@ -49,7 +49,7 @@ class Listing:
 
 def list_files(root: Path, class_names: tuple[str, ...] = ()) -> Listing:
     """Every image file in the sub-folders of `root`, by class and name; a sub-folder without any keeps its label."""
-    found = tuple(sorted(entry.name for entry in os.scandir(root) if entry.is_dir() and not entry.name.startswith(".")))
+    found = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
     if not found:
         raise DataError(f"{root} has no sub-folders; an image folder has one per class, as in {root}/n01440764/*.JPEG")
     unknown = sorted(set(found) - set(class_names))
@@ -94,7 +94,7 @@ def find_parts(root: Path) -> tuple[Path, Path | None]:
 
 
 def _has_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(entry.is_dir() for entry in os.scandir(folder))
+    return folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())
 
 
 def _image_files(folder: Path) -> list[bytes]:
