@@ -1,0 +1,155 @@
+"""ResNets for 32x32 images: ResNet-20, 32, 44, 56, 110 (He et al. 2016a) and PreActResNet-18 (He et al. 2016b).
+
+Parameter names are the ones that public CIFAR checkpoints use (`layer1.0.conv1`, `linear`).
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipforge.errors import InputError
+from lipforge.models.layers import conv1x1, conv3x3, init_residual_
+from lipforge.models.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
+
+Shortcut = Literal["pad", "conv"]
+
+
+def resnet(
+    depth: int = 20,
+    width: int = 16,
+    classes: int = 10,
+    *,
+    shortcut: Shortcut = "pad",
+    mean: Sequence[float] = CIFAR10_MEAN,
+    std: Sequence[float] = CIFAR10_STD,
+) -> "ResNet":
+    """A CIFAR ResNet of `depth` = 6n + 2 layers: three stages of n blocks with `width`, 2 and 4 `width` channels.
+
+    `shortcut` is what carries the input past a block that changes the shape: "pad" subsamples and appends zero
+    channels (option A of the paper, no parameters), "conv" is a 1x1 convolution with batch norm (option B).
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise InputError(f"depth must be 6n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
+    if shortcut not in ("pad", "conv"):
+        raise InputError(f"shortcut must be 'pad' or 'conv', got {shortcut!r}")
+    return ResNet((depth - 2) // 6, width, classes, shortcut, Normalize(mean, std))
+
+
+def preact_resnet18(
+    classes: int = 10,
+    *,
+    width: int = 64,
+    mean: Sequence[float] = CIFAR10_MEAN,
+    std: Sequence[float] = CIFAR10_STD,
+) -> "PreActResNet":
+    """PreActResNet-18: four stages of two pre-activation blocks, batch norm and ReLU before the head."""
+    return PreActResNet((2, 2, 2, 2), width, classes, Normalize(mean, std))
+
+
+class ResNet(nn.Module):
+    """Stem, three stages of `BasicBlock`, average pool, linear head."""
+
+    def __init__(self, blocks: int, width: int, classes: int, shortcut: Shortcut, normalize: Normalize) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.conv1 = conv3x3(3, width)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.layer1 = self._stage(width, width, blocks, 1, shortcut)
+        self.layer2 = self._stage(width, 2 * width, blocks, 2, shortcut)
+        self.layer3 = self._stage(2 * width, 4 * width, blocks, 2, shortcut)
+        self.linear = nn.Linear(4 * width, classes)
+        init_residual_(self)
+
+    @staticmethod
+    def _stage(in_channels: int, channels: int, blocks: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
+        first = BasicBlock(in_channels, channels, stride, shortcut)
+        return nn.Sequential(first, *(BasicBlock(channels, channels, 1, shortcut) for _ in range(blocks - 1)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = F.relu(self.bn1(self.conv1(self.normalize(images))))
+        x = self.layer3(self.layer2(self.layer1(x)))
+        logits: Tensor = self.linear(x.mean(dim=(2, 3)))
+        return logits
+
+
+class BasicBlock(nn.Module):
+    """`relu(x' + bn2(conv2(relu(bn1(conv1(x))))))`, with x' the shortcut of x."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, shortcut: Shortcut) -> None:
+        super().__init__()
+        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.bn1 = nn.BatchNorm2d(channels)
+        self.conv2 = conv3x3(channels, channels)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != channels:
+            self.shortcut = (
+                PadShortcut(channels - in_channels, stride)
+                if shortcut == "pad"
+                else nn.Sequential(conv1x1(in_channels, channels, stride), nn.BatchNorm2d(channels))
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        residual = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        return F.relu(self.shortcut(x) + residual)
+
+
+class PadShortcut(nn.Module):
+    """Every `stride`-th pixel, with zero channels added, half of them on each side."""
+
+    def __init__(self, channels: int, stride: int) -> None:
+        super().__init__()
+        self.before, self.after, self.stride = channels // 2, channels - channels // 2, stride
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.pad(x[:, :, :: self.stride, :: self.stride], (0, 0, 0, 0, self.before, self.after))
+
+    def extra_repr(self) -> str:
+        return f"channels={self.before + self.after}, stride={self.stride}"
+
+
+class PreActResNet(nn.Module):
+    """Stem without batch norm, stages of `PreActBlock`, batch norm, ReLU, average pool, linear head."""
+
+    def __init__(self, blocks: Sequence[int], width: int, classes: int, normalize: Normalize) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.conv1 = conv3x3(3, width)
+        channels = width
+        for stage, count in enumerate(blocks):
+            in_channels, channels = channels, width * 2**stage
+            first = PreActBlock(in_channels, channels, stride=1 if stage == 0 else 2)
+            rest = (PreActBlock(channels, channels, stride=1) for _ in range(count - 1))
+            self.add_module(f"layer{stage + 1}", nn.Sequential(first, *rest))
+        self.stages = len(blocks)
+        self.bn = nn.BatchNorm2d(channels)
+        self.linear = nn.Linear(channels, classes)
+        init_residual_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv1(self.normalize(images))
+        for stage in range(self.stages):
+            x = self.get_submodule(f"layer{stage + 1}")(x)
+        logits: Tensor = self.linear(F.relu(self.bn(x)).mean(dim=(2, 3)))
+        return logits
+
+
+class PreActBlock(nn.Module):
+    """`x' + conv2(relu(bn2(conv1(a))))` with `a = relu(bn1(x))`; a block that changes the shape takes x' from a."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv2 = conv3x3(channels, channels)
+        changes_shape = stride != 1 or in_channels != channels
+        self.shortcut = nn.Sequential(conv1x1(in_channels, channels, stride)) if changes_shape else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = F.relu(self.bn1(x))
+        carried = x if self.shortcut is None else self.shortcut(activated)
+        out: Tensor = carried + self.conv2(F.relu(self.bn2(self.conv1(activated))))
+        return out

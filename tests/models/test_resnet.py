@@ -1,0 +1,46 @@
+import pytest
+import torch
+from torch import nn
+
+from lipforge.errors import InputError
+from lipforge.models import preact_resnet18, resnet
+from lipforge.models.resnet import PadShortcut
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+# He et al. 2016a, table 6, in millions.
+@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+def test_parameter_counts_are_those_of_the_paper(depth, millions):
+    assert round(parameters(resnet(depth)) / 1e6, 2 if depth < 110 else 1) == millions
+
+
+def test_conv_shortcuts_cost_two_convolutions_and_their_batch_norms():
+    extra = 16 * 32 + 2 * 32 + 32 * 64 + 2 * 64
+    assert parameters(resnet(20, shortcut="conv")) - parameters(resnet(20)) == extra
+
+
+def test_preact_resnet18_has_11_17_million_parameters():
+    assert parameters(preact_resnet18()) == 11_172_170
+
+
+def test_the_pad_shortcut_keeps_every_second_pixel_and_adds_zero_channels():
+    x = torch.arange(32.0).view(1, 2, 4, 4)
+    y = PadShortcut(channels=2, stride=2)(x)
+    assert y.shape == (1, 4, 2, 2)
+    assert y[0, 1].tolist() == [[0, 2], [8, 10]]
+    assert y[0, 2].tolist() == [[16, 18], [24, 26]]
+    assert y[0, [0, 3]].abs().sum() == 0
+
+
+@pytest.mark.parametrize("depth", [2, 18, 21])
+def test_a_depth_that_is_not_6n_plus_2_is_refused(depth):
+    with pytest.raises(InputError, match=f"6n \\+ 2 .* got {depth}"):
+        resnet(depth)
+
+
+def test_an_unknown_shortcut_is_refused():
+    with pytest.raises(InputError, match="'pad' or 'conv'"):
+        resnet(20, shortcut="none")  # type: ignore[arg-type]  # the error is the point
