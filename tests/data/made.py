@@ -70,12 +70,8 @@ class Toy:
 
     def __init__(self) -> None:
         self.train, self.test = pictures(30, seed=1), pictures(12, seed=2)
-        images, labels = self.train
-        self.batches = {
-            "one": batch_file(images[:15], labels[:15]),
-            "two": batch_file(images[15:], labels[15:]),
-            "last": batch_file(*self.test),
-        }
+        halves = [[array[part] for array in self.train] for part in (slice(0, 15), slice(15, 30))]
+        self.batches = {"one": batch_file(*halves[0]), "two": batch_file(*halves[1]), "last": batch_file(*self.test)}
         self.python_archive = tar_file({f"toy-py/{name}": content for name, content in self.batches.items()})
         self.npm_archive = tar_file(
             {
