@@ -10,7 +10,7 @@ import tarfile
 import numpy as np
 from PIL import Image
 
-from lipforge.data.base import content_digest
+from lipforge.data.base import Bytes, Ints, content_digest
 from lipforge.data.cifar import read_batches, read_strips
 from lipforge.data.known import KnownSet, Layout
 
@@ -58,16 +58,19 @@ def tar_file(files):
     return buffer.getvalue()
 
 
-def md5(content):
+def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
 class Toy:
     """A three-class set of 30 + 12 images with the files of both layouts and a `KnownSet` that describes them."""
 
-    def __init__(self, url=""):
+    train: tuple[Bytes, Ints]
+    test: tuple[Bytes, Ints]
+
+    def __init__(self) -> None:
         self.train, self.test = pictures(30, seed=1), pictures(12, seed=2)
-        halves = [(part[0][:15], part[1][:15]) for part in (self.train, tuple(a[15:] for a in self.train))]
+        halves = [[array[part] for array in self.train] for part in (slice(0, 15), slice(15, 30))]
         self.batches = {"one": batch_file(*halves[0]), "two": batch_file(*halves[1]), "last": batch_file(*self.test)}
         self.python_archive = tar_file({f"toy-py/{name}": content for name, content in self.batches.items()})
         self.npm_archive = tar_file(
@@ -87,7 +90,6 @@ class Toy:
             md5=md5(self.python_archive),
             size=len(self.python_archive),
             file_md5={name: md5(content) for name, content in self.batches.items()},
-            url=url,
         )
         self.npm = Layout(
             archive="toy-1.0.0.tgz",

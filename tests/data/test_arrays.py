@@ -1,3 +1,5 @@
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -118,11 +120,22 @@ def test_npz_without_labels_says_what_it_holds(tmp_path):
         read_npz(tmp_path / "a.npz")
 
 
+class Runs:
+    """What plain pickle would run."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.system, (f"touch {self.path}",)
+
+
 def test_an_array_of_python_objects_is_refused_and_not_unpickled(tmp_path):
-    np.save(tmp_path / "images.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    np.save(tmp_path / "labels.npy", LABELS)
-    with pytest.raises(DataError, match=r"images\.npy cannot be read"):
-        load_data(f"npy:{tmp_path}")
+    objects = np.array([Runs(tmp_path / "ran")], dtype=object)
+    np.savez(tmp_path / "a.npz", images=objects, labels=LABELS)
+    with pytest.raises(DataError, match=r"a\.npz cannot be read .*allow_pickle"):
+        read_npz(tmp_path / "a.npz")
+    assert not (tmp_path / "ran").exists()
 
 
 def test_a_truncated_npz_is_reported_by_name(tmp_path):

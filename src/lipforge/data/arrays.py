@@ -4,7 +4,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,11 +31,11 @@ class ArrayData(Dataset[tuple[Tensor, int]]):
     """
 
     name: str
-    images: npt.NDArray[Any]
-    labels: Ints
+    images: npt.NDArray[Any] = field(repr=False)
+    labels: Ints = field(repr=False)
     classes: int
     class_names: tuple[str, ...] = ()
-    find_training: Callable[[], DataSet] | None = None
+    find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
 
     @property
     def training(self) -> DataSet | None:

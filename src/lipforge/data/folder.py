@@ -2,7 +2,7 @@
 
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -62,11 +62,11 @@ class FolderData(Dataset[tuple[Tensor, int]]):
     """
 
     name: str
-    listing: Listing
+    listing: Listing = field(repr=False)
     options: FolderOptions
     seed: int | None = None
     skipped: tuple[str, ...] = ()
-    find_training: partial["FolderData"] | None = None
+    find_training: partial["FolderData"] | None = field(default=None, repr=False)
 
     @property
     def classes(self) -> int:

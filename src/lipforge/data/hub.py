@@ -1,7 +1,7 @@
 """Hugging Face `datasets` objects as lipforge data; the package itself is needed only to open a folder it saved."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,7 @@ class HubData(Dataset[tuple[Tensor, int]]):
     classes: int
     class_names: tuple[str, ...] = ()
     prepare: Prepare = AS_IT_IS
-    find_training: Callable[[], DataSet] | None = None
+    find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
 
     @property
     def training(self) -> DataSet | None:

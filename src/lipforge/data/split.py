@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ class View(Dataset[tuple[Tensor, int]]):
 
     name: str
     data: ImageData
-    indices: Ints
+    indices: Ints = field(repr=False)
     seed: int | None = None
 
     @property
@@ -64,6 +64,7 @@ class View(Dataset[tuple[Tensor, int]]):
 
 def view(data: ImageData, indices: Indices, *, name: str, seed: int | None = None) -> View:
     """The images of `data` at `indices`; a view of a view refers to the set below both."""
+    _check_data(data)
     chosen = check_indices(indices, len(data))
     if isinstance(data, View):
         return View(name, data.data, data.indices[chosen], seed)
@@ -86,6 +87,7 @@ def split(
     for name, count in (("calibration", calibration), ("validation", validation), ("test", test)):
         if count is not None and count < 0:
             raise InputError(f"{name} must not be negative, got {count}")
+    _check_data(data)
     training = getattr(data, "training", None)
     source: ImageData = data if training is None else training
     drawn = calibration + validation + ((test or 0) if training is None else 0)
@@ -106,6 +108,11 @@ def split(
     return (*parts, view(data, rest, name=f"{data.name}/test", seed=seed))
 
 
+def _check_data(data: object) -> None:
+    if not isinstance(data, ImageData):
+        raise InputError(f"data must be a data set (load_data, from_arrays), got {type(data).__name__}")
+
+
 def _test_view(data: ImageData, test: int | None, seed: int) -> View:
     if test is None:
         return view(data, np.arange(len(data)), name=f"{data.name}/test")
@@ -121,6 +128,7 @@ def take(data: ImageData, limit: int, seed: int | None = None) -> View:
     >>> take(from_arrays(np.zeros((4, 1, 2, 2)), [0, 1, 2, 3]), 2, seed=0).indices
     array([3, 1])
     """
+    _check_data(data)
     if limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
     limit = min(limit, len(data))
