@@ -1,0 +1,94 @@
+"""`lipforge data`: which data sets there are, getting one, checking one."""
+
+from typing import Annotated
+
+import typer
+
+from lipforge.cli import options
+from lipforge.cli.output import print_json, results, table
+from lipforge.data import cache_folder, check_data, get_data, list_data
+
+app = typer.Typer(help="List, get and check data sets.", no_args_is_help=True)
+
+
+@app.command("list")
+def list_command(json: options.Json = False) -> None:
+    """List the data sets that lipforge knows by name, and the kinds of paths it reads.
+
+    [bold]Example[/]: lipforge data list
+    """
+    entries = list_data()
+    if json:
+        print_json({"cache": str(cache_folder()), "data": entries})
+        return
+    rows = [
+        [
+            entry.name,
+            entry.holds,
+            ", ".join(f"{count:,} {split}" for split, count in entry.counts.items()),
+            "" if entry.classes is None else str(entry.classes),
+            "" if entry.image is None else "x".join(map(str, entry.image)),
+            "yes" if entry.ready else "no: lipforge data get",
+        ]
+        for entry in entries
+    ]
+    columns = {"name": "left", "holds": "left", "images": "left", "classes": "right", "size": "left", "ready": "left"}
+    results.print(table("Data sets", columns, rows))
+    results.print(f"cache: {cache_folder()} (set LIPFORGE_CACHE to move it)", soft_wrap=True)
+
+
+@app.command("get")
+def get_command(
+    name: Annotated[str, typer.Argument(help="A name of `lipforge data list`.", show_default=False)],
+    root: options.Root = None,
+    json: options.Json = False,
+) -> None:
+    """Bring a data set into the cache: from your files, or from the network. A second call does nothing.
+
+    [bold]Example[/]: lipforge data get cifar10 --root ~/datasets
+    """
+    entry = get_data(name, root=root)
+    if json:
+        print_json(entry)
+        return
+    counts = ", ".join(f"{count:,} {split}" for split, count in entry.counts.items())
+    results.print(f"{entry.name}: {counts} images are in {cache_folder()}", soft_wrap=True)
+
+
+@app.command("check")
+def check_command(
+    spec: Annotated[str, typer.Argument(help="A data set, such as cifar10:test or folder:PATH.", show_default=False)],
+    root: options.Root = None,
+    resize: options.Resize = 256,
+    crop: options.Crop = 224,
+    interpolation: options.Interpolation = "bicubic",
+    workers: options.Workers = None,
+    files: options.Files = None,
+    json: options.Json = False,
+) -> None:
+    """Decode every image and report counts, classes, range, identity, and files that cannot be read.
+
+    Exit code 2 if any file is unreadable.
+
+    [bold]Example[/]: lipforge data check folder:/data/imagenet/val
+    """
+    folder = options.folder_options(resize, crop, interpolation, "raise", workers, files)
+    report = check_data(spec, root=root, folder=folder)
+    if json:
+        print_json(report)
+    else:
+        size = "x".join(map(str, report.image))
+        results.print(f"{report.name}: {report.count:,} images of {size}, values in [{report.low:g}, {report.high:g}]")
+        rows = [
+            [str(number), name, f"{count:,}"]
+            for number, (name, count) in enumerate(
+                zip(report.class_names or map(str, range(report.classes)), report.histogram, strict=False)
+            )
+        ]
+        shown = rows if len(rows) <= 20 else [*rows[:10], ["...", "...", "..."], *rows[-5:]]
+        results.print(table(f"{report.classes} classes", {"#": "right", "class": "left", "images": "right"}, shown))
+        results.print(f"digest {report.digest}")
+        for failure in report.unreadable:
+            results.print(f"unreadable: {failure}", soft_wrap=True)
+    if report.unreadable:
+        raise typer.Exit(2)

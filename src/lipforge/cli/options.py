@@ -1,0 +1,74 @@
+"""Options that several commands share, spelled once."""
+
+from typing import Annotated
+
+import torch
+import typer
+
+from lipforge.data import DataSet, FolderOptions, load_data
+from lipforge.errors import InputError
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A bundled name, an architecture (wrn-28-10), robustbench:DATASET/THREAT/NAME, timm:NAME, "
+        "torchvision:NAME, package.module:function or path/to/file.py:function.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
+Weights = Annotated[str | None, typer.Option(help="A checkpoint file: safetensors, or what torch.save wrote.")]
+WeightsDir = Annotated[str | None, typer.Option(help="A folder of checkpoints to search before any download.")]
+NoWeights = Annotated[bool, typer.Option("--no-weights", help="The architecture with random weights.")]
+Rules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule",
+        help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
+        "shortcut_convs, attention_projections, gate_layers, plain_layers, activations, name:GLOB.",
+    ),
+]
+Include = Annotated[list[str] | None, typer.Option(help="Keep only sites that match this glob; repeatable.")]
+Exclude = Annotated[list[str] | None, typer.Option(help="Leave out sites that match this glob; repeatable.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="cifar10, cifar10:train, cifar100, mnist, fashion-mnist, cifar10-sample, folder:PATH, npz:PATH, "
+        "npy:IMAGES,LABELS, idx:PATH or hub:PATH."
+    ),
+]
+Root = Annotated[str | None, typer.Option(help="A folder where you keep published data files (or LIPFORGE_DATA).")]
+Limit = Annotated[int | None, typer.Option(help="At most this many images.")]
+Seed = Annotated[int | None, typer.Option(help="Take random images by this seed instead of the first ones.")]
+BatchSize = Annotated[int, typer.Option(help="Images per forward pass.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one.")]
+Resize = Annotated[int, typer.Option(help="Image folders: the shorter side becomes this; 0 leaves it.")]
+Crop = Annotated[int, typer.Option(help="Image folders: centre crop of this size; 0 leaves it.")]
+Interpolation = Annotated[str, typer.Option(help="Image folders: bicubic or bilinear.")]
+OnError = Annotated[str, typer.Option(help="Image folders: raise at an unreadable image, or skip and count it.")]
+Workers = Annotated[int | None, typer.Option(help="Image folders: decoding processes.")]
+Files = Annotated[str | None, typer.Option(help="Image folders: a text file that lists the images to read.")]
+
+
+def folder_options(
+    resize: int, crop: int, interpolation: str, on_error: str, workers: int | None, files: str | None
+) -> FolderOptions:
+    """The image-folder options of the command line as the library takes them; it checks the words itself."""
+    return FolderOptions(resize or None, crop or None, interpolation, on_error, workers, files)  # type: ignore[arg-type]
+
+
+def open_data(spec: str, limit: int | None, seed: int | None, root: str | None, folder: FolderOptions) -> DataSet:
+    """The data set of a command."""
+    return load_data(spec, limit=limit, seed=seed, root=root, folder=folder)
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name, checked; `auto` prefers an accelerator."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"device must be one that torch can use here, got {name!r}: {str(error)[:100]}") from None
+    return device
