@@ -6,7 +6,10 @@ import pytest
 import torch
 from torch import nn
 
+from lipforge.errors import InputError
 from lipforge.models import preact_resnet18, resnet, vit, wide_resnet
+from lipforge.models.architectures import EXAMPLES, build_architecture, is_architecture, parse_architecture
+from lipforge.models.wide_resnet import WideResNet
 
 SMALL = {
     "resnet": lambda: resnet(8, 4, 7),
@@ -63,3 +66,52 @@ def test_a_state_dict_holds_no_normalisation_and_restores_the_logits(model, imag
     other.load_state_dict(model.state_dict())
     assert not [name for name in model.state_dict() if "normalize" in name]
     torch.testing.assert_close(other(images), model(images), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_every_listed_name_builds_with_any_number_of_classes(name):
+    with torch.device("meta"):
+        model = build_architecture(name, {"classes": 7})
+        assert model(torch.zeros(1, 3, 32, 32)).shape == (1, 7)
+
+
+def test_numbers_in_a_name_are_depth_and_width():
+    model = build_architecture("wrn-16-2", {})
+    assert isinstance(model, WideResNet)
+    assert len(model.block1.layer) == 2
+    assert model.fc.in_features == 128
+
+
+def test_spec_arguments_reach_the_builder():
+    name, arguments = parse_architecture("wrn-10-1:activation=silu,classes=5")
+    model = build_architecture(name, arguments)
+    assert isinstance(model, WideResNet)
+    assert isinstance(model.activation, nn.SiLU)
+    assert model.fc.out_features == 5
+
+
+@pytest.mark.parametrize("spec", ["resnet20:build", "resnets:build", "unet", "wrn-28", "vit-huge", "timm:resnet18"])
+def test_other_specs_are_not_taken_for_architectures(spec):
+    assert not is_architecture(spec)
+
+
+def test_an_unknown_argument_is_refused_with_the_nearest_one():
+    with pytest.raises(InputError, match=r"no argument 'widht'; it takes width, .* did you mean 'width'"):
+        build_architecture("resnet20", {"widht": 3})
+
+
+def test_an_argument_that_the_name_fixes_cannot_be_given_twice():
+    with pytest.raises(InputError, match="no argument 'depth'"):
+        build_architecture("resnet20", {"depth": 32})
+
+
+@pytest.mark.parametrize("value", [0, -1, "ten", 2.5])
+def test_a_count_must_be_a_positive_whole_number(value):
+    with pytest.raises(InputError, match="classes of 'resnet20' must be a whole number above 0"):
+        build_architecture("resnet20", {"classes": value})
+
+
+@pytest.mark.parametrize("text", ["width", "width=", "=3", "width=3,width=4"])
+def test_arguments_that_are_not_pairs_are_refused(text):
+    with pytest.raises(InputError, match="key=value"):
+        parse_architecture(f"resnet20:{text}")

@@ -1,7 +1,9 @@
 import pytest
+import torch
 
 from lipforge.errors import InputError
 from lipforge.models import vit
+from lipforge.models.packages import import_package
 
 
 def test_the_parameter_count_is_the_sum_of_its_parts():
@@ -20,3 +22,18 @@ def test_patches_must_tile_the_image():
 def test_heads_must_divide_the_dimension():
     with pytest.raises(InputError, match="multiple of heads"):
         vit(dim=100, heads=3)
+
+
+@pytest.mark.zoo
+def test_logits_equal_those_of_timm_with_the_same_weights():
+    import_package("timm")
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    own = vit(48, 3, 4, 10, mean=(0, 0, 0), std=(1, 1, 1)).eval()
+    peer = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, depth=3, num_heads=4).eval()
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    own.load_state_dict(peer.state_dict())
+    images = torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(own(images), peer(images))

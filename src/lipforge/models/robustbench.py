@@ -1,0 +1,200 @@
+"""Models of RobustBench by `dataset/threat/name`; its files are found or downloaded here, and read without pickle.
+
+RobustBench 1.1.1 is a package of architectures, a table of names and a list of download addresses; those are used.
+Its own loader is not, because with an older torch it would run whatever a downloaded pickle asks for.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from lipforge.errors import InputError, ModelError
+from lipforge.models.checkpoint import read_checkpoint
+from lipforge.models.names import suggest
+from lipforge.models.packages import downloading, import_package, layout_filter, quiet
+from lipforge.models.weights import find_weights, load_weights_
+
+# Tensors in published checkpoints that RobustBench itself leaves aside.
+_LEFTOVERS = (".scores", "model_preact_hl1.1.weight")
+_SUFFIXES = (".pt", ".safetensors", ".pth")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of RobustBench's table."""
+
+    dataset: str
+    threat: str
+    name: str
+    build: Any
+    drive_ids: tuple[str, ...]
+    timm_name: str
+
+    def files(self, part: int) -> list[str]:
+        """Where a checkpoint may lie in a directory: RobustBench's own place first, then the directory itself."""
+        name = f"{self.name}.pt_m{part}" if len(self.drive_ids) > 1 else self.name
+        places = (f"{self.dataset}/{self.threat}/{name}", name)
+        return [f"{place}{suffix}" for place in places for suffix in _SUFFIXES]
+
+
+def robustbench_model(
+    spec: str,
+    weights: str | Path | None = None,
+    weights_dir: str | Path | None = None,
+    *,
+    pretrained: bool = True,
+    classes: int | None = None,
+) -> nn.Module:
+    """A model of RobustBench: from `weights`, from a file in `weights_dir`, or by RobustBench's download."""
+    entry = find_entry(spec)
+    expected = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[entry.dataset]
+    if classes not in (None, expected):
+        raise InputError(f"robustbench:{spec} has {expected} classes, not {classes}")
+    model = _build(entry, expected)
+    if weights is not None:
+        _load_(model, entry, [str(weights)])
+    elif pretrained and entry.drive_ids:
+        parts = range(len(entry.drive_ids))
+        _load_(model, entry, [str(_local_or_download(entry, part, weights_dir)) for part in parts])
+    elif pretrained and entry.timm_name:
+        _load_timm_(model, entry, weights_dir)
+    return model
+
+
+def find_entry(spec: str) -> Entry:
+    """The table's line for "cifar10/Linf/Wu2020Adversarial_extra"; a wrong one gets the nearest names."""
+    entries = robustbench_entries()
+    if spec not in entries:
+        hint = suggest(spec, entries) or "; list_models(['robustbench']) has all names"
+        raise InputError(f"RobustBench has no model {spec!r} (the form is dataset/threat/name){hint}")
+    return entries[spec]
+
+
+def robustbench_entries() -> dict[str, Entry]:
+    """All lines of RobustBench's table by "dataset/threat/name"."""
+    zoo = import_robustbench()
+    timm = import_package("timm")
+    entries = {}
+    for dataset, threats in zoo.model_dicts.items():
+        for threat, models in threats.items():
+            for name, line in models.items():
+                registered = f"{name.lower().replace('-', '_')}_{dataset.value}_{threat.value}".lower()
+                ids = line["gdrive_id"] or ()
+                entries[f"{dataset.value}/{threat.value}/{name}"] = Entry(
+                    dataset=dataset.value,
+                    threat=threat.value,
+                    name=name,
+                    build=line["model"],
+                    drive_ids=(ids,) if isinstance(ids, str) else tuple(ids),
+                    timm_name=registered if timm.is_model(registered) else "",
+                )
+    return entries
+
+
+def import_robustbench() -> Any:
+    """The module `robustbench.model_zoo`.
+
+    RobustBench's evaluation imports `autoattack`, which PyPI does not have, and the package imports its evaluation
+    first of all. `pyautoattack` is the same code under another name; it stands in during the import and no longer.
+    """
+    import_package("timm")
+    aliases: list[str] = []
+    if "robustbench" not in sys.modules and importlib.util.find_spec("autoattack") is None:
+        sys.modules["autoattack"] = import_package("pyautoattack")
+        sys.modules["autoattack.state"] = import_package("pyautoattack.state")
+        aliases = ["autoattack", "autoattack.state"]
+    try:
+        import_package("robustbench")
+        return import_package("robustbench.model_zoo")
+    finally:
+        for alias in aliases:
+            del sys.modules[alias]
+
+
+def _build(entry: Entry, classes: int) -> nn.Module:
+    try:
+        with quiet():
+            if entry.timm_name:
+                timm = import_package("timm")
+                model: nn.Module = timm.create_model(entry.timm_name, pretrained=False, num_classes=classes)
+            else:
+                model = entry.build()
+    except (OSError, RuntimeError, AssertionError) as error:
+        # A few constructors download weights on their own (Standard_R50) or insist on CUDA (Bai2023Improving).
+        raise ModelError(f"RobustBench could not build {entry.name}: {error}") from error
+    return model
+
+
+def _local_or_download(entry: Entry, part: int, weights_dir: str | Path | None) -> Path:
+    """The checkpoint in `weights_dir`, in the cache, or downloaded into the first of these that is given."""
+    names = entry.files(part)
+    found = find_weights(weights_dir, names)
+    home = Path(weights_dir or Path(torch.hub.get_dir()) / "robustbench")
+    target = home / names[0]
+    if found is not None or target.is_file():
+        return found or target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f"{target.name}.part")
+    drive_id = entry.drive_ids[part]
+    way_out = f"get it from https://drive.google.com/file/d/{drive_id} and save it as {target}"
+    try:
+        with quiet(), downloading(f"{entry.dataset}/{entry.threat}/{entry.name}", way_out):
+            import_package("robustbench.utils").download_gdrive_new(drive_id, partial)
+            read_checkpoint(partial)  # an error page must not be kept under the checkpoint's name
+        os.replace(partial, target)
+    finally:
+        partial.unlink(missing_ok=True)
+    return target
+
+
+def _load_(model: nn.Module, entry: Entry, files: list[str]) -> None:
+    places = _parts(model, entry)
+    if len(files) != len(entry.drive_ids) and len(entry.drive_ids) > 1:
+        raise InputError(
+            f"{entry.name} is made of {len(entry.drive_ids)} files, not {len(files)}: put them into a directory as "
+            f"{entry.files(0)[0]}, {entry.files(1)[0]}, ... and name it with --weights-dir"
+        )
+    for file, targets in zip(files, places, strict=True):
+        for key, target in targets.items():
+            adapt = layout_filter(getattr(target, "model", target))
+            chosen = file + (f"#{key}" if key else _choice(entry, file))
+            load_weights_(target, chosen, adapt=adapt, ignore=_LEFTOVERS)
+
+
+def _parts(model: nn.Module, entry: Entry) -> list[dict[str, nn.Module]]:
+    """For each file of an entry: which key of it goes into which part of the model ("" is all of it)."""
+    if len(entry.drive_ids) <= 1:
+        return [{"": model}]
+    if entry.name.startswith("Bai2024MixedNUTS"):
+        return [{"": model.get_submodule("std_model")}, {"": model.get_submodule("rob_model")}]
+    if entry.name.startswith("Bai2023Improving"):
+        mixed = [{"": model.get_submodule(f"comp_model.models.{part}")} for part in range(2)]
+        policy = {"model": model.get_submodule("comp_model.policy_net"), "bn": model.get_submodule("comp_model.bn")}
+        return [*mixed, policy]
+    return [{"": model.get_submodule(f"models.{part}")} for part in range(len(entry.drive_ids))]
+
+
+def _choice(entry: Entry, file: str) -> str:
+    """RobustBench takes the last of two models in these authors' files."""
+    if not entry.name.startswith(("Kireev2021Effectiveness", "Andriushchenko2020Understanding")):
+        return ""
+    checkpoint = read_checkpoint(file)
+    return "#last" if isinstance(checkpoint, Mapping) and "last" in checkpoint else ""
+
+
+def _load_timm_(model: nn.Module, entry: Entry, weights_dir: str | Path | None) -> None:
+    """These entries are registered with timm, which knows the address of their weights."""
+    if (local := find_weights(weights_dir, entry.files(0))) is not None:
+        load_weights_(model, local)
+        return
+    timm = import_package("timm")
+    with quiet(), downloading(entry.name):
+        loaded = timm.create_model(entry.timm_name, pretrained=True)
+    model.load_state_dict(loaded.state_dict())

@@ -1,0 +1,158 @@
+"""A checkpoint's tensors into a model: unwrapped, matched name by name, and never by halves."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.errors import WeightsError
+from lipforge.models.checkpoint import StateDict, read_checkpoint, state_dicts
+
+Adapt = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
+
+# What DataParallel, torch.compile, averaging and normalising wrappers put in front of a name.
+_PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "ema.", "ema_model.")
+# The constructor of the model knows these constants, and old checkpoints lack them.
+_CONSTANTS = ("mean", "std", "mu", "sigma", "num_batches_tracked")
+_LEFTOVERS = ("n_averaged",)
+
+
+def load_weights_(
+    model: nn.Module, weights: str | Path, *, adapt: Adapt | None = None, ignore: tuple[str, ...] = ()
+) -> None:
+    """Put the weights of a local file into `model`: every tensor has its place, or nothing is changed.
+
+    `weights` is a safetensors file or one of `torch.save`; "file.pt#ema" names one of several state dicts in it.
+    Wrappers such as {"state_dict": ...} and prefixes such as "module." on either side do not matter.
+    `adapt` translates an older layout and is tried where the names do not fit as they are; names that end
+    in one of `ignore` may be left over.
+    """
+    path, key = _split_key(str(weights))
+    found = state_dicts(read_checkpoint(path))
+    if key:
+        found = {name: state for name, state in found.items() if name == key}
+    if not found:
+        raise WeightsError(f"{path} holds no state dict{f' under {key!r}' if key else ''}: expected names and tensors")
+    matches = {name: _best_match(model, state, adapt, ignore) for name, state in found.items()}
+    fitting = {name: match for name, match in matches.items() if match.fits}
+    if not fitting:
+        closest = min(matches.values(), key=lambda match: match.distance)
+        raise WeightsError(f"{path} does not fit the model: {closest}")
+    chosen, *others = fitting.values()
+    if any(not _equal(chosen.tensors, other.tensors) for other in others):
+        keys = list(fitting)
+        raise WeightsError(f"{path} holds different weights that fit: {', '.join(keys)}; name one: {path}#{keys[-1]}")
+    model.load_state_dict(chosen.tensors, strict=False)
+
+
+@dataclass(frozen=True)
+class Match:
+    """Which tensor of a checkpoint goes where, and what stands in the way."""
+
+    tensors: dict[str, Tensor] = field(repr=False)
+    missing: list[str]
+    unexpected: list[str]
+    wrong_shape: list[str]
+    hint: str = ""
+
+    @property
+    def fits(self) -> bool:
+        return self.distance == 0
+
+    @property
+    def distance(self) -> int:
+        return len(self.missing) + len(self.unexpected) + len(self.wrong_shape)
+
+    def __str__(self) -> str:
+        parts = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.wrong_shape)]
+        told = [f"{len(names)} {what} ({_examples(names)})" for what, names in parts if names]
+        return f"{len(self.tensors)} tensors have their place, {', '.join(told)}{self.hint}"
+
+
+def match_names(model: nn.Module, state: StateDict, *, ignore: tuple[str, ...] = ()) -> Match:
+    """Pair each tensor of `state` with one of the model, by name without wrapping prefixes."""
+    own = model.state_dict()
+    if _collides(own) or _collides(state):
+        places, given = {name: name for name in own}, dict(state)
+    else:
+        places = {strip_prefixes(name): name for name in own}
+        given = {strip_prefixes(name): tensor for name, tensor in state.items()}
+    parameters = {name for name, _ in model.named_parameters()}
+    missing = [
+        name
+        for short, name in places.items()
+        if short not in given and (name in parameters or name.split(".")[-1] not in _CONSTANTS)
+    ]
+    unexpected = [name for name in given if name not in places and not name.endswith((*_LEFTOVERS, *ignore))]
+    tensors = {places[short]: tensor for short, tensor in given.items() if short in places}
+    wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
+    told = [f"{name}: file {_shape(tensors[name])}, model {_shape(own[name])}" for name in wrong]
+    hint = _class_hint(wrong, tensors, own) if not missing and not unexpected else ""
+    return Match(
+        {name: tensor for name, tensor in tensors.items() if name not in wrong}, missing, unexpected, told, hint
+    )
+
+
+def strip_prefixes(name: str) -> str:
+    """A parameter's name without the prefixes of wrappers.
+
+    >>> strip_prefixes("module.model.conv1.weight")
+    'conv1.weight'
+    """
+    while prefix := next((prefix for prefix in _PREFIXES if name.startswith(prefix)), ""):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def find_weights(weights_dir: str | Path | None, names: list[str]) -> Path | None:
+    """The first of these files that exists in the directory; a directory that does not exist is an error."""
+    if weights_dir is None:
+        return None
+    if not Path(weights_dir).is_dir():
+        raise WeightsError(f"weights_dir {weights_dir} is not a directory")
+    return next((path for name in names if (path := Path(weights_dir) / name).is_file()), None)
+
+
+def _split_key(weights: str) -> tuple[str, str]:
+    """The file and the key after "#"; a file that really has a "#" in its name is taken whole."""
+    path, _, key = weights.rpartition("#")
+    return (path, key) if path and not Path(weights).is_file() else (weights, "")
+
+
+def _best_match(model: nn.Module, state: StateDict, adapt: Adapt | None, ignore: tuple[str, ...]) -> Match:
+    direct = match_names(model, state, ignore=ignore)
+    if direct.fits or adapt is None or _collides(state):
+        return direct
+    try:
+        adapted = adapt({strip_prefixes(name): tensor for name, tensor in state.items()})
+    except (KeyError, AttributeError, IndexError, RuntimeError, ValueError):
+        # The translation is another package's, made for its own files; this one is simply not such a file.
+        return direct
+    return min(direct, match_names(model, adapted, ignore=ignore), key=lambda match: match.distance)
+
+
+def _collides(state: StateDict) -> bool:
+    return len({strip_prefixes(name) for name in state}) < len(state)
+
+
+def _equal(left: StateDict, right: StateDict) -> bool:
+    return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def _class_hint(wrong: list[str], tensors: StateDict, own: StateDict) -> str:
+    """A word on the number of classes, where nothing but the head's first dimension differs."""
+    shapes = [(tensors[name].shape, own[name].shape) for name in wrong]
+    if not 0 < len(wrong) <= 2 or any(not file or not model or file[1:] != model[1:] for file, model in shapes):
+        return ""
+    file, model = tensors[wrong[0]].shape[0], own[wrong[0]].shape[0]
+    return f"; the checkpoint has {file} classes, the model {model}: build it with classes={file}"
+
+
+def _examples(names: list[str], count: int = 3) -> str:
+    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+
+
+def _shape(tensor: Tensor) -> str:
+    return "x".join(str(size) for size in tensor.shape) or "scalar"

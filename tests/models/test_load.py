@@ -1,0 +1,120 @@
+import pickle
+
+import pytest
+import torch
+
+from lipforge.errors import InputError, WeightsError
+from lipforge.models import list_models, load_model, resnet
+
+
+@pytest.fixture(name="image")
+def _image() -> torch.Tensor:
+    return torch.rand(1, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.fixture(name="file")
+def _file(tmp_path):
+    torch.manual_seed(9)
+    path = tmp_path / "resnet8.pt"
+    torch.save({"net": resnet(8, 2, 5).state_dict()}, path)
+    return path
+
+
+def test_an_architecture_takes_its_weights_from_a_file(file, image):
+    torch.manual_seed(9)
+    expected = resnet(8, 2, 5).eval()
+    torch.testing.assert_close(load_model("resnet8:width=2", file, classes=5)(image), expected(image), rtol=0, atol=0)
+
+
+def test_an_architecture_finds_its_weights_in_a_directory(file, image):
+    expected = load_model("resnet8:width=2,classes=5", file)
+    found = load_model("resnet8:width=2,classes=5", weights_dir=file.parent)
+    torch.testing.assert_close(found(image), expected(image), rtol=0, atol=0)
+
+
+def test_an_architecture_without_weights_is_not_silently_random(tmp_path):
+    with pytest.raises(WeightsError, match=r"resnet20 is an architecture without weights.*--no-weights"):
+        load_model("resnet20")
+    with pytest.raises(WeightsError, match=f"without weights of its own in {tmp_path}"):
+        load_model("resnet20", weights_dir=tmp_path)
+
+
+def test_random_weights_depend_on_the_seed_and_leave_the_global_generator_alone(image):
+    state = torch.get_rng_state()
+    first = load_model("resnet8", pretrained=False)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(3)
+    torch.testing.assert_close(load_model("resnet8", pretrained=False)(image), first(image), rtol=0, atol=0)
+    assert not torch.equal(load_model("resnet8", pretrained=False, seed=1)(image), first(image))
+
+
+def test_the_model_is_in_eval_mode(file):
+    assert not any(module.training for module in load_model("resnet8:width=2", file, classes=5).modules())
+
+
+def test_a_function_of_the_user_gets_the_weights_of_a_file(tmp_path, file, image):
+    source = "from lipforge.models import resnet\ndef build():\n    return resnet(8, 2, 5)\n"
+    (tmp_path / "mine.py").write_text(source)
+    model = load_model(f"{tmp_path / 'mine.py'}:build", file)
+    expected = load_model("resnet8:width=2", file, classes=5)
+    torch.testing.assert_close(model(image), expected(image), rtol=0, atol=0)
+
+
+def test_a_hostile_checkpoint_is_refused_and_does_not_run(tmp_path):
+    target = tmp_path / "created"
+    hostile = f"cposix\nsystem\n(S'touch {target}'\ntR.".encode()
+    (tmp_path / "hostile.pt").write_bytes(b"\x80\x02" + hostile)
+    with pytest.raises(WeightsError, match=r"refused: .* posix\.system"):
+        load_model("resnet8", tmp_path / "hostile.pt")
+    assert not target.exists()
+    pickle.loads(b"\x80\x02" + hostile)
+    assert target.exists()
+
+
+def test_wrong_class_count_of_a_file_is_explained(file):
+    with pytest.raises(WeightsError, match="the checkpoint has 5 classes, the model 10"):
+        load_model("resnet8:width=2", file)
+
+
+def test_contradicting_class_counts_are_refused(file):
+    with pytest.raises(InputError, match="contradict"):
+        load_model("resnet8:classes=5", file, classes=6)
+    with pytest.raises(InputError, match="at least 1"):
+        load_model("resnet8", classes=0)
+
+
+def test_weights_and_no_weights_exclude_each_other(file):
+    with pytest.raises(InputError, match="exclude each other"):
+        load_model("resnet8", file, pretrained=False)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right"), [("resnet2O", "resnet20"), ("wrn-28-1O", "wrn-28-10"), ("vit-smal", "vit-small")]
+)
+def test_an_unknown_name_gets_the_forms_and_the_nearest_names(wrong, right):
+    with pytest.raises(InputError, match=rf"robustbench:dataset/threat/name.*did you mean.*'{right}'"):
+        load_model(wrong)
+
+
+def test_an_unknown_name_with_arguments_is_not_taken_for_a_function():
+    with pytest.raises(InputError, match="no model 'resnett20:width=3'"):
+        load_model("resnett20:width=3")
+
+
+def test_names_are_listed_by_kind():
+    assert list(list_models()) == ["bundled", "architecture"]
+    with pytest.raises(InputError, match="no kind of model 'keras'"):
+        list_models(["keras"])  # type: ignore[list-item]  # the error is the point
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("robustbench", "robustbench:cifar10/Linf/Zhang2019Theoretically"),
+        ("timm", "timm:vit_base_patch16_224"),
+        ("torchvision", "torchvision:resnet50"),
+    ],
+)
+def test_the_packages_list_their_names_as_specs(kind, name):
+    assert name in list_models([kind])[kind]
