@@ -16,8 +16,11 @@ BATCH_SIZE = 128
 class ImageData(Protocol):
     """A finite, indexable set of labelled images, in memory or on disk."""
 
-    name: str
-    classes: int
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def classes(self) -> int: ...
 
     def __len__(self) -> int: ...
 

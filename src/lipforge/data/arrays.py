@@ -1,0 +1,175 @@
+"""Data sets held in memory (or memory-mapped): images and labels as two arrays."""
+
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lipforge.batching import BATCH_SIZE
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
+from lipforge.errors import DataError, InputError
+
+Layout = Literal["NCHW", "NHWC"]
+IMAGE_KEYS = ("images", "x", "x_test", "data", "arr_0")
+LABEL_KEYS = ("labels", "y", "y_test", "targets", "arr_1")
+
+
+@dataclass(frozen=True, eq=False)
+class ArrayData(Dataset[tuple[Tensor, int]]):
+    """Images (N, C, H, W), bytes or floats in [0, 1], with labels; bytes become floats only batch by batch.
+
+    Build it with `from_arrays`, which checks what it is given.
+    """
+
+    name: str
+    images: npt.NDArray[Any] = field(repr=False)
+    labels: Ints = field(repr=False)
+    classes: int
+    class_names: tuple[str, ...] = ()
+    find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
+
+    @property
+    def training(self) -> DataSet | None:
+        """The training images that belong to this test set; read from disk when first asked for."""
+        return self.find_training() if self.find_training else None
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        images, labels = self.batch([position(index, len(self))])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] as float32 and labels (N,) at these positions."""
+        at = check_indices(indices, len(self))
+        return unit_range(self.images[at]), torch.from_numpy(self.labels[at])
+
+    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels in order."""
+        return stream(self, np.arange(len(self)), batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the images came from, ready for JSON."""
+        return {"name": self.name, "count": len(self), "classes": self.classes, "image": list(self.images.shape[1:])}
+
+
+def from_arrays(
+    images: npt.ArrayLike | Tensor,
+    labels: npt.ArrayLike | Tensor,
+    *,
+    name: str = "arrays",
+    classes: int | None = None,
+    class_names: Sequence[str] = (),
+    layout: Layout | None = None,
+) -> ArrayData:
+    """A data set over images (N, H, W), NHWC or NCHW, bytes or floats in [0, 1], and whole-number labels.
+
+    The layout is read from the axis of size 1 or 3; name it where both axes, or neither, could be the channels.
+    Without `classes` or `class_names` there are as many classes as the largest label says.
+
+    >>> data = from_arrays(np.zeros((2, 8, 8, 3), np.uint8), [0, 4])
+    >>> len(data), data.classes, data[1][0].shape
+    (2, 5, torch.Size([3, 8, 8]))
+    """
+    pixels = _channels_first(np.asarray(images), layout, name)
+    targets = np.asarray(labels)
+    if targets.ndim != 1 or targets.dtype.kind not in "iu":
+        raise InputError(f"labels of {name} must be whole numbers (N,), got {targets.dtype} of shape {targets.shape}")
+    if len(pixels) != len(targets):
+        raise InputError(f"{name} must have one label per image, got {len(pixels)} images and {len(targets)} labels")
+    if len(pixels) == 0:
+        raise InputError(f"{name} must not be empty: it holds no image at all")
+    _check_pixels(pixels, name)
+    known = classes or len(class_names) or int(targets.max()) + 1
+    if class_names and len(class_names) != known:
+        raise InputError(f"class_names of {name} must be {known}, one per class, got {len(class_names)}")
+    check_labels(targets, known, name)
+    return ArrayData(name, pixels, targets.astype(np.int64), known, tuple(class_names))
+
+
+def check_labels(labels: npt.NDArray[Any], classes: int, name: str) -> None:
+    """Raise unless every label lies in 0..classes-1."""
+    wrong = np.flatnonzero((labels < 0) | (labels >= classes))
+    if len(wrong):
+        raise InputError(
+            f"labels of {name} must lie in 0..{classes - 1}, got {labels[wrong[0]]} for image {wrong[0]} "
+            f"({len(wrong)} labels out of range)"
+        )
+
+
+def read_npz(path: str | Path) -> ArrayData:
+    """The data set in an .npz file with the arrays `images` and `labels` (or x/y, x_test/y_test, data/targets)."""
+    with _reading(path), open(path, "rb") as file:
+        arrays = np.load(file, allow_pickle=False)
+        if isinstance(arrays, np.ndarray):
+            raise DataError(f"{path} is a single array, not an .npz archive; use npy:IMAGES,LABELS")
+        names = [next((key for key in keys if key in arrays), "") for keys in (IMAGE_KEYS, LABEL_KEYS)]
+        if not all(names):
+            raise DataError(f"{path} must hold the arrays 'images' and 'labels', it holds {', '.join(arrays)}")
+        images, labels = (np.asarray(arrays[name]) for name in names)
+    return from_arrays(images, labels, name=f"npz:{path}")
+
+
+def read_npy(path: str) -> ArrayData:
+    """The data set in two .npy files: "IMAGES,LABELS", or a folder with images.npy and labels.npy.
+
+    The images stay on disk (memory-mapped) and are read as batches ask for them.
+    """
+    first, comma, second = path.partition(",")
+    files = (first, second) if comma else (Path(path) / "images.npy", Path(path) / "labels.npy")
+    arrays = []
+    for file in files:
+        with _reading(file):
+            arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
+    return from_arrays(arrays[0], arrays[1], name=f"npy:{path}")
+
+
+@contextmanager
+def _reading(path: str | Path) -> Iterator[None]:
+    """Turn what NumPy and zipfile say about a bad file into an error that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"no file {path}") from None
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path} cannot be read as NumPy arrays ({error}); was it cut short?") from None
+
+
+def _channels_first(images: npt.NDArray[Any], layout: Layout | None, name: str) -> npt.NDArray[Any]:
+    if images.ndim == 3:
+        return images[:, None]
+    if images.ndim != 4:
+        raise InputError(f"images of {name} must have the shape (N, H, W), NHWC or NCHW, got {images.shape}")
+    if layout is None:
+        first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
+        if first == last:
+            raise InputError(
+                f"images of {name} have the shape {images.shape}: say where the channels are, "
+                'from_arrays(..., layout="NCHW") or "NHWC"'
+            )
+        layout = "NCHW" if first else "NHWC"
+    return images if layout == "NCHW" else images.transpose(0, 3, 1, 2)
+
+
+def _check_pixels(images: npt.NDArray[Any], name: str) -> None:
+    if images.dtype == np.uint8:
+        return
+    if images.dtype.kind != "f":
+        raise InputError(f"images of {name} must be uint8, or floats in [0, 1], got {images.dtype}")
+    for first in range(0, len(images), BATCH_SIZE):
+        part = images[first : first + BATCH_SIZE]
+        if not (part.min() >= 0 and part.max() <= 1):
+            raise InputError(
+                f"images of {name} must lie in [0, 1] or be uint8, got [{part.min():.3f}, {part.max():.3f}] "
+                f"in images {first}..{first + len(part) - 1}; divide bytes by 255, and leave normalisation to the model"
+            )

@@ -1,0 +1,185 @@
+"""Image folders in ImageNet's layout: one sub-folder per class, decoded as they are asked for."""
+
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lipforge.batching import BATCH_SIZE
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
+from lipforge.data.decode import FILTERS, Interpolation
+from lipforge.data.listing import Listing, find_parts, list_files, read_listing
+from lipforge.data.split import shuffled
+from lipforge.data.workers import Decoded, Prepare, decode_files
+from lipforge.errors import DataError, InputError
+from lipforge.progress import progress
+
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True)
+class FolderOptions:
+    """How the images of a folder are read.
+
+    The default is RobustBench's `BicubicRes256Crop224`; some of its ImageNet models ask for
+    `interpolation="bilinear"`. `files` names a text file of paths below the folder, one per line, to read exactly
+    those in that order, as RobustBench's list of 5,000 validation images. `class_names` gives all sub-folder names
+    where the folder lacks some, so that the labels keep their numbers.
+    """
+
+    resize: int | None = 256
+    crop: int | None = 224
+    interpolation: Interpolation = "bicubic"
+    on_error: OnError = "raise"
+    workers: int | None = None
+    files: str | None = None
+    class_names: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name, value in (("resize", self.resize), ("crop", self.crop)):
+            if value is not None and value < 1:
+                raise InputError(f"{name} must be at least 1 pixel, or None to leave it out, got {value}")
+        if self.interpolation not in FILTERS:
+            raise InputError(f"interpolation must be one of {', '.join(FILTERS)}, got {self.interpolation!r}")
+        if self.on_error not in get_args(OnError):
+            raise InputError(f"on_error must be 'raise' or 'skip', got {self.on_error!r}")
+        if self.workers is not None and self.workers < 0:
+            raise InputError(f"workers must not be negative, got {self.workers}")
+
+
+@dataclass(frozen=True, eq=False)
+class FolderData(Dataset[tuple[Tensor, int]]):
+    """The images of a folder; worker processes decode them ahead of the reader, and none stays in memory.
+
+    Build it with `open_folder`. `seed` says how its files were drawn (None: all of them); `skipped` names the files
+    left out because they could not be read.
+    """
+
+    name: str
+    listing: Listing = field(repr=False)
+    options: FolderOptions
+    seed: int | None = None
+    skipped: tuple[str, ...] = ()
+    find_training: partial["FolderData"] | None = field(default=None, repr=False)
+
+    @property
+    def classes(self) -> int:
+        """How many classes there are: one per sub-folder, empty ones too."""
+        return len(self.listing.class_names)
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the sub-folders, sorted."""
+        return self.listing.class_names
+
+    @property
+    def training(self) -> DataSet | None:
+        """The images in train/, where the folder holds val/ and train/."""
+        return self.find_training() if self.find_training else None
+
+    @property
+    def prepare(self) -> Prepare:
+        """How each image is resized and cropped."""
+        return Prepare(self.options.resize, self.options.crop, self.options.interpolation)
+
+    @property
+    def labels(self) -> Ints:
+        """The label of every image."""
+        return self.listing.labels
+
+    def __len__(self) -> int:
+        return len(self.listing)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        images, labels = self.batch([position(index, len(self))])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Images (N, 3, crop, crop) in [0, 1] and labels (N,) at these positions, decoded in this process."""
+        at = check_indices(indices, len(self))
+        return self._checked(next(decode_files(self.listing, self.prepare, at, max(len(at), 1), workers=0)))
+
+    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels in order, decoded ahead in worker processes."""
+        return stream(self, np.arange(len(self)), batch_size)
+
+    def stream(self, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+        """The images at `indices` in that order, decoded ahead in worker processes."""
+        for decoded in decode_files(self.listing, self.prepare, indices, batch_size, self.options.workers):
+            yield self._checked(decoded)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the images came from and how they were prepared, ready for JSON."""
+        prepared = {"resize": self.options.resize, "crop": self.options.crop, "by": self.options.interpolation}
+        drawn = {"seed": self.seed, "digest": self.listing.digest(), "skipped": list(self.skipped)}
+        return {"name": self.name, "count": len(self), "classes": self.classes, "prepared": prepared, **drawn}
+
+    def _checked(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
+        if decoded.failures:
+            raise DataError(
+                f"unreadable image {decoded.failures[0][1]}; `lipforge data check {self.name}` lists all such files, "
+                'FolderOptions(on_error="skip") leaves them out'
+            )
+        return unit_range(decoded.images.numpy()), decoded.labels
+
+
+def open_folder(
+    path: str | Path, options: FolderOptions | None = None, *, limit: int | None = None, seed: int = 0
+) -> FolderData:
+    """The images below `path`: one sub-folder per class, labels in the sorted order of their names.
+
+    A folder that holds val/ (or test/) beside train/ is the set of val/, with train/ as its training images.
+    `limit` picks at most that many files at random, because the first ones of a sorted folder are all of one class.
+    With `on_error="skip"` each file picked is decoded once now: index i is then the same image in every later pass.
+    """
+    options = options or FolderOptions()
+    root = Path(path)
+    if not root.is_dir():
+        raise DataError(f"no folder {root}; folder:PATH takes a folder with one sub-folder per class")
+    if limit is not None and limit < 1:
+        raise InputError(f"limit must be at least 1, got {limit}")
+    test, train = find_parts(root)
+    drawn: int | None = None
+    listing = list_files(test, options.class_names)
+    if options.files is not None:
+        listing = read_listing(listing, Path(options.files))
+    if limit is not None and limit < len(listing):
+        listing = listing.pick(shuffled(len(listing), seed)[:limit])
+        drawn = seed
+    find_training = None if train is None else partial(open_folder, train, replace(options, files=None))
+    data = FolderData(f"folder:{path}", listing, options, drawn, find_training=find_training)
+    return _without_unreadable(data) if options.on_error == "skip" else data
+
+
+def find_unreadable(data: FolderData) -> list[tuple[int, str]]:
+    """Index and reason of every file of `data` that cannot be decoded."""
+    every = np.arange(len(data))
+    failures: list[tuple[int, str]] = []
+    with progress(f"decoding {data.name}", len(data)) as step:
+        for decoded in decode_files(data.listing, data.prepare, every, BATCH_SIZE, data.options.workers):
+            failures += decoded.failures
+            step(len(decoded.labels) + len(decoded.failures), f"{len(failures)} unreadable")
+    return failures
+
+
+def _without_unreadable(data: FolderData) -> FolderData:
+    failures = find_unreadable(data)
+    if not failures:
+        return data
+    bad = [index for index, _ in failures]
+    if len(bad) == len(data):
+        raise DataError(f"none of the {len(bad)} images of {data.name} can be read; the first is {failures[0][1]}")
+    warnings.warn(f"left out {len(bad)} unreadable images of {data.name}: {_first_few(failures)}", stacklevel=3)
+    kept = data.listing.pick(np.delete(np.arange(len(data)), bad))
+    return replace(data, listing=kept, skipped=tuple(str(data.listing.path(index)) for index in bad))
+
+
+def _first_few(failures: list[tuple[int, str]], most: int = 3) -> str:
+    more = f" and {len(failures) - most} more" if len(failures) > most else ""
+    return "; ".join(reason for _, reason in failures[:most]) + more

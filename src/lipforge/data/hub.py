@@ -1,0 +1,143 @@
+"""Hugging Face `datasets` objects as lipforge data; the package itself is needed only to open a folder it saved."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lipforge.batching import BATCH_SIZE
+from lipforge.data.base import Bytes, DataSet, Indices, check_indices, position, stream, unit_range
+from lipforge.data.decode import prepare, to_bytes
+from lipforge.data.workers import Prepare
+from lipforge.errors import DataError, InputError, missing_extra
+
+TEST_NAMES = ("test", "validation", "val")
+AS_IT_IS = Prepare(None, None, "bicubic")
+
+
+@dataclass(frozen=True, eq=False)
+class HubData(Dataset[tuple[Tensor, int]]):
+    """The images and labels in two columns of a Hugging Face data set, decoded as they are asked for."""
+
+    name: str
+    rows: Any
+    image: str
+    label: str
+    classes: int
+    class_names: tuple[str, ...] = ()
+    prepare: Prepare = AS_IT_IS
+    find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
+
+    @property
+    def training(self) -> DataSet | None:
+        """The "train" split, where the object has a test split beside it."""
+        return self.find_training() if self.find_training else None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        images, labels = self.batch([position(index, len(self))])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions."""
+        at = check_indices(indices, len(self)).tolist()
+        rows = [self.rows[index] for index in at]
+        images = [self._pixels(row[self.image], index) for index, row in zip(at, rows, strict=True)]
+        shapes = {image.shape for image in images}
+        if len(shapes) > 1:
+            raise DataError(f"{self.name} has images of different sizes, {sorted(shapes)}; give resize and crop")
+        labels = torch.tensor([self._label(row[self.label], index) for index, row in zip(at, rows, strict=True)])
+        return unit_range(np.stack(images)) if images else torch.zeros(0, 3, 1, 1), labels.long()
+
+    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels in order."""
+        return stream(self, np.arange(len(self)), batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the images came from and how they were prepared, ready for JSON."""
+        found = {"fingerprint": getattr(self.rows, "_fingerprint", None), "prepared": self.prepare._asdict()}
+        return {"name": self.name, "count": len(self), "classes": self.classes, **found}
+
+    def _pixels(self, image: Any, index: int) -> Bytes:
+        if not isinstance(image, Image.Image):
+            raise DataError(
+                f"column '{self.image}' of {self.name} must hold images, row {index} holds {type(image).__name__}; "
+                f"ds.cast_column('{self.image}', datasets.Image()) decodes files"
+            )
+        if image.mode == "L":
+            return np.asarray(prepare(image, *self.prepare), dtype=np.uint8)[None]
+        return to_bytes(prepare(image.convert("RGB"), *self.prepare))
+
+    def _label(self, label: Any, index: int) -> int:
+        if not isinstance(label, int) or not 0 <= label < self.classes:
+            raise DataError(f"labels of {self.name} must lie in 0..{self.classes - 1}, row {index} has {label!r}")
+        return label
+
+
+def from_hugging_face(
+    ds: Any,
+    *,
+    image: str | None = None,
+    label: str | None = None,
+    name: str = "hugging-face",
+    prepare: Prepare = AS_IT_IS,
+) -> HubData:
+    """The data in a Hugging Face `Dataset`, or in the test split of a `DatasetDict`, whose "train" is its training.
+
+    `image` and `label` name the columns; without them the one image and the one class-label column are taken.
+    """
+    if isinstance(ds, dict):
+        test = next((split for split in TEST_NAMES if split in ds), None)
+        if test is None:
+            raise InputError(f"{name} has the splits {', '.join(ds)}, none of {', '.join(TEST_NAMES)}; give ds[split]")
+        training = None
+        if "train" in ds:
+            train = partial(from_hugging_face, ds["train"], image=image, label=label)
+            training = partial(train, name=f"{name}:train", prepare=prepare)
+        found = from_hugging_face(ds[test], image=image, label=label, name=f"{name}:{test}", prepare=prepare)
+        return HubData(name, found.rows, found.image, found.label, found.classes, found.class_names, prepare, training)
+    if not hasattr(ds, "features") or not hasattr(ds, "__len__"):
+        raise InputError(f"ds must be a datasets.Dataset that is not streamed, got {type(ds).__name__}")
+    image = image or _only_column(ds, "Image", "image", name)
+    label = label or _only_column(ds, "ClassLabel", "label", name)
+    for column in (image, label):
+        if column not in ds.features:
+            raise InputError(f"{name} has no column '{column}', it has {', '.join(ds.features)}")
+    if len(ds) == 0:
+        raise DataError(f"{name} is empty")
+    names = tuple(getattr(ds.features[label], "names", None) or ())
+    return HubData(name, ds, image, label, len(names) or max(ds[label]) + 1, names, prepare)
+
+
+def open_hub_folder(path: str, prepare: Prepare = AS_IT_IS) -> HubData:
+    """The data set that `save_to_disk` left in a folder."""
+    try:
+        import datasets
+    except ImportError:
+        raise missing_extra("datasets", "hub") from None
+    if not Path(path).is_dir():
+        raise DataError(f"no folder {path}; hub:PATH takes what a Hugging Face data set's save_to_disk wrote")
+    try:
+        ds = datasets.load_from_disk(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not a saved Hugging Face data set ({error})") from None
+    return from_hugging_face(ds, name=f"hub:{path}", prepare=prepare)
+
+
+def _only_column(ds: Any, kind: str, argument: str, name: str) -> str:
+    found = [column for column, feature in ds.features.items() if type(feature).__name__ == kind]
+    if len(found) != 1:
+        raise InputError(
+            f"{name} has {len(found)} columns of the type {kind}; say which one by {argument}=, "
+            f"it has {', '.join(ds.features)}"
+        )
+    return str(found[0])

@@ -1,0 +1,155 @@
+"""Disjoint parts of a data set, chosen by index and reproducible for ever."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lipforge.batching import BATCH_SIZE, ImageData
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream
+from lipforge.errors import InputError
+
+
+@dataclass(frozen=True, eq=False)
+class View(Dataset[tuple[Tensor, int]]):
+    """Some images of a data set, by index; nothing is copied or read before it is asked for.
+
+    `indices` are positions in `data`. `seed` says how they were drawn (None: not at random).
+    """
+
+    name: str
+    data: ImageData
+    indices: Ints = field(repr=False)
+    seed: int | None = None
+
+    @property
+    def classes(self) -> int:
+        """How many classes the whole set has, whether or not each occurs here."""
+        return self.data.classes
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes, where known."""
+        return getattr(self.data, "class_names", ())
+
+    @property
+    def training(self) -> DataSet | None:
+        """The training images that belong to the set this is a view of."""
+        return getattr(self.data, "training", None)
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        images, labels = self.data.batch([int(self.indices[position(index, len(self))])])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions of the view."""
+        return self.data.batch(self.indices[check_indices(indices, len(self))].tolist())
+
+    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels of the view in order."""
+        return stream(self.data, self.indices, batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """The view's name, count, seed and the SHA-256 of its indices (little-endian int64), ready for JSON."""
+        digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()
+        return {"name": self.name, "count": len(self), "of": self.data.name, "seed": self.seed, "digest": digest}
+
+
+def view(data: ImageData, indices: Indices, *, name: str, seed: int | None = None) -> View:
+    """The images of `data` at `indices`; a view of a view refers to the set below both."""
+    _check_data(data)
+    chosen = check_indices(indices, len(data))
+    if isinstance(data, View):
+        return View(name, data.data, data.indices[chosen], seed)
+    return View(name, data, chosen, seed)
+
+
+def split(
+    data: ImageData, calibration: int = 5000, validation: int = 1000, test: int | None = None, seed: int = 0
+) -> tuple[View, View, View]:
+    """Three disjoint views of `data`: for calibration, for choosing the ratio, and for the final test.
+
+    Where `data` knows its training images (`load_data("cifar10")`, or an image folder with train/ and val/),
+    calibration and validation are drawn from those and the test part is `data` itself: all of it in its own
+    order, or `test` images at random. Any other set, `load_data("cifar10:test")` among them, is divided in
+    three; the test part is then what remains, or `test` images of it.
+
+    Parts that are drawn come in random order, so a prefix of one is again a random sample. The order depends on
+    (seed, index) alone: not on the platform, on library versions or on any global random state.
+    """
+    for name, count in (("calibration", calibration), ("validation", validation), ("test", test)):
+        if count is not None and count < 0:
+            raise InputError(f"{name} must not be negative, got {count}")
+    _check_data(data)
+    training = getattr(data, "training", None)
+    source: ImageData = data if training is None else training
+    drawn = calibration + validation + ((test or 0) if training is None else 0)
+    if drawn > len(source):
+        raise InputError(
+            f"{source.name} has {len(source)} images, too few for {drawn} "
+            f"(calibration {calibration}, validation {validation}{'' if training else f', test {test or 0}'})"
+        )
+    order = shuffled(len(source), seed)
+    first, second = calibration, calibration + validation
+    parts = (
+        view(source, order[:first], name=f"{source.name}/calibration", seed=seed),
+        view(source, order[first:second], name=f"{source.name}/validation", seed=seed),
+    )
+    if training is not None:
+        return (*parts, _test_view(data, test, seed))
+    rest = order[second:] if test is None else order[second : second + test]
+    return (*parts, view(data, rest, name=f"{data.name}/test", seed=seed))
+
+
+def _check_data(data: object) -> None:
+    if not isinstance(data, ImageData):
+        raise InputError(f"data must be a data set (load_data, from_arrays), got {type(data).__name__}")
+
+
+def _test_view(data: ImageData, test: int | None, seed: int) -> View:
+    if test is None:
+        return view(data, np.arange(len(data)), name=f"{data.name}/test")
+    if test > len(data):
+        raise InputError(f"{data.name} has {len(data)} images, too few for test {test}")
+    return view(data, shuffled(len(data), seed)[:test], name=f"{data.name}/test", seed=seed)
+
+
+def take(data: ImageData, limit: int, seed: int | None = None) -> View:
+    """At most `limit` images of `data`: the first ones, or with a seed, random ones.
+
+    >>> from lipforge.data import from_arrays
+    >>> take(from_arrays(np.zeros((4, 1, 2, 2)), [0, 1, 2, 3]), 2, seed=0).indices
+    array([3, 1])
+    """
+    _check_data(data)
+    if limit < 1:
+        raise InputError(f"limit must be at least 1, got {limit}")
+    limit = min(limit, len(data))
+    chosen = np.arange(limit) if seed is None else shuffled(len(data), seed)[:limit]
+    label = f"first {limit}" if seed is None else f"random {limit}"
+    return view(data, chosen, name=f"{data.name}/{label}", seed=seed)
+
+
+def shuffled(count: int, seed: int) -> Ints:
+    """0..count-1 in the order of a 64-bit key of (seed, index); no two indices share a key.
+
+    The key is the SplitMix64 finaliser, a bijection. NumPy and torch may change their shuffles between versions.
+
+    >>> sorted(shuffled(5, seed=1).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    offset = hashlib.sha256(f"lipforge split {seed}".encode()).digest()[:8]
+    key = np.arange(count, dtype=np.uint64) + np.frombuffer(offset, "<u8")
+    key *= np.uint64(0x9E3779B97F4A7C15)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        key ^= key >> np.uint64(shift)
+        key *= np.uint64(factor)
+    key ^= key >> np.uint64(31)
+    return np.argsort(key, kind="stable").astype(np.int64)
