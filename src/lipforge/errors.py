@@ -40,6 +40,10 @@ class RunError(LipforgeError):
     """A run directory or a training directory does not match what was asked for."""
 
 
+class TrainingError(LipforgeError):
+    """Training cannot go on: the loss diverged, or the model keeps collapsing."""
+
+
 class MissingExtraError(LipforgeError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
 

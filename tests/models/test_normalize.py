@@ -26,5 +26,10 @@ def test_a_zero_std_is_refused():
         Normalize((0.5, 0.5), (0.5, 0.0))
 
 
+def test_grey_images_are_not_broadcast_to_three_channels():
+    with pytest.raises(InputError, match=r"must have 3 channels here, got the shape \(2, 1, 4, 4\)"):
+        Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))(torch.zeros(2, 1, 4, 4))
+
+
 def test_the_numbers_are_visible_when_printed():
     assert str(Normalize((0.4914,), (0.247,))) == "Normalize(mean=[0.4914], std=[0.247])"

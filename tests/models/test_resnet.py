@@ -4,7 +4,9 @@ from torch import nn
 
 from lipforge.errors import InputError
 from lipforge.models import preact_resnet18, resnet
-from lipforge.models.resnet import PadShortcut
+from lipforge.models.packages import import_package
+from lipforge.models.resnet import BasicBlock, PadShortcut
+from lipforge.models.robustbench import import_robustbench
 
 
 def parameters(model: nn.Module) -> int:
@@ -44,3 +46,34 @@ def test_a_depth_that_is_not_6n_plus_2_is_refused(depth):
 def test_an_unknown_shortcut_is_refused():
     with pytest.raises(InputError, match="'pad' or 'conv'"):
         resnet(20, shortcut="none")  # type: ignore[arg-type]  # the error is the point
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("stride", [1, 2])
+def test_a_basic_block_equals_that_of_torchvision(stride):
+    import_package("torchvision")
+    from torchvision.models.resnet import BasicBlock as PeerBlock
+
+    torch.manual_seed(0)
+    x = torch.randn(4, 6, 8, 8)
+    own = BasicBlock(6, 6 * stride, stride, "conv")
+    downsample = nn.Sequential(nn.Conv2d(6, 12, 1, 2, bias=False), nn.BatchNorm2d(12)) if stride == 2 else None
+    peer = PeerBlock(6, 6 * stride, stride, downsample)
+    own(x)  # batch norm statistics other than the initial 0 and 1
+    peer.load_state_dict({name.replace("shortcut", "downsample"): value for name, value in own.state_dict().items()})
+    torch.testing.assert_close(own.eval()(x), peer.eval()(x))
+
+
+@pytest.mark.zoo
+def test_preact_resnet18_equals_that_of_robustbench_with_the_same_weights():
+    import_robustbench()
+    from robustbench.model_zoo.architectures.resnet import PreActBlock as PeerBlock
+    from robustbench.model_zoo.architectures.resnet import PreActResNet as PeerNet
+
+    torch.manual_seed(0)
+    images = torch.rand(2, 3, 32, 32)
+    peer = PeerNet(PeerBlock, [2, 2, 2, 2], bn_before_fc=True, out_shortcut=True)
+    peer.train()(images)
+    own = preact_resnet18(mean=(0, 0, 0), std=(1, 1, 1))
+    own.load_state_dict(peer.state_dict())
+    torch.testing.assert_close(own.eval()(images), peer.eval()(images))

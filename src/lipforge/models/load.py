@@ -12,7 +12,7 @@ from lipforge.models.architectures import EXAMPLES, build_architecture, is_archi
 from lipforge.models.cards import bundled_names, load_bundled, read_card
 from lipforge.models.functions import build_from_function
 from lipforge.models.names import suggest
-from lipforge.models.packages import import_package, timm_model, torchvision_model
+from lipforge.models.packages import timm_model, timm_names, torchvision_model, torchvision_names
 from lipforge.models.robustbench import robustbench_entries, robustbench_model
 from lipforge.models.weights import find_weights, load_weights_
 
@@ -68,8 +68,8 @@ def _load(
         return robustbench_model(name, weights, weights_dir, pretrained=pretrained, classes=classes)
     if scheme in ("timm", "torchvision"):
         build = timm_model if scheme == "timm" else torchvision_model
-        model = build(name, weights_dir, pretrained=pretrained and weights is None, classes=classes)
-    elif spec in bundled_names():
+        return build(name, weights, weights_dir, pretrained=pretrained, classes=classes)
+    if spec in bundled_names():
         model = _bundled(spec, pretrained and weights is None, classes)
     elif is_architecture(spec):
         return _architecture(spec, weights, weights_dir, pretrained, classes)
@@ -118,8 +118,7 @@ def _names(kind: str) -> list[str]:
         case "robustbench":
             return [f"robustbench:{name}" for name in robustbench_entries()]
         case "timm":
-            return [f"timm:{name}" for name in import_package("timm").list_models(module="")]
+            return [f"timm:{name}" for name in timm_names()]
         case "torchvision":
-            models = import_package("torchvision").models
-            return [f"torchvision:{name}" for name in models.list_models(module=models)]
+            return [f"torchvision:{name}" for name in torchvision_names()]
     raise InputError(f"no kind of model {kind!r}; there are bundled, architecture, robustbench, timm and torchvision")

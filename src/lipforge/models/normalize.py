@@ -34,6 +34,9 @@ class Normalize(nn.Module):
         self.register_buffer("std", torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
+        # Broadcasting would quietly turn a grey image into three channels, or three means into three images.
+        if images.shape[-3] != len(self.mean):
+            raise InputError(f"images must have {len(self.mean)} channels here, got the shape {tuple(images.shape)}")
         return (images - self.mean) / self.std
 
     def extra_repr(self) -> str:

@@ -36,13 +36,19 @@ def import_package(name: str) -> Any:
         ) from error
 
 
-def timm_model(name: str, weights_dir: str | Path | None, *, pretrained: bool, classes: int | None) -> nn.Module:
+def timm_model(
+    name: str,
+    weights: str | Path | None = None,
+    weights_dir: str | Path | None = None,
+    *,
+    pretrained: bool = True,
+    classes: int | None = None,
+) -> nn.Module:
     """A timm model behind the normalisation of its own configuration."""
     timm = import_package("timm")
-    # Other packages register models that normalise inside; a second normalisation would be silently wrong.
-    if not timm.is_model(name) or not timm.models.model_entrypoint(name).__module__.startswith("timm."):
-        raise InputError(f"timm has no model {name!r}{suggest(name.split('.')[0], timm.list_models())}")
-    local = find_weights(weights_dir, [f"{name}{suffix}" for suffix in _SUFFIXES]) if pretrained else None
+    if name.split(".")[0] not in timm_names():
+        raise InputError(f"timm has no model {name!r}{suggest(name.split('.')[0], timm_names())}")
+    local = weights or (find_weights(weights_dir, [f"{name}{suffix}" for suffix in _SUFFIXES]) if pretrained else None)
     online = pretrained and local is None
     if online:
         config = timm.get_pretrained_cfg(name)
@@ -56,15 +62,22 @@ def timm_model(name: str, weights_dir: str | Path | None, *, pretrained: bool, c
     return model
 
 
-def torchvision_model(name: str, weights_dir: str | Path | None, *, pretrained: bool, classes: int | None) -> nn.Module:
+def torchvision_model(
+    name: str,
+    weights: str | Path | None = None,
+    weights_dir: str | Path | None = None,
+    *,
+    pretrained: bool = True,
+    classes: int | None = None,
+) -> nn.Module:
     """A torchvision classifier behind the normalisation of its default weights."""
     models = import_package("torchvision").models
-    known = models.list_models(module=models)
-    if name not in known:
-        raise InputError(f"torchvision has no classifier {name!r}{suggest(name, known)}")
+    if name not in torchvision_names():
+        raise InputError(f"torchvision has no classifier {name!r}{suggest(name, torchvision_names())}")
     default = models.get_model_weights(name).DEFAULT
     file = default.url.rsplit("/", 1)[-1]
-    local = find_weights(weights_dir, [file, *(f"{name}{suffix}" for suffix in _SUFFIXES)]) if pretrained else None
+    files = [file, *(f"{name}{suffix}" for suffix in _SUFFIXES)]
+    local = weights or (find_weights(weights_dir, files) if pretrained else None)
     if pretrained and local is None:
         _check_pretrained(f"torchvision:{name}", True, classes, len(default.meta["categories"]))
         local = download(default.url, Path(torch.hub.get_dir()) / "checkpoints" / file)
@@ -72,13 +85,27 @@ def torchvision_model(name: str, weights_dir: str | Path | None, *, pretrained: 
     with quiet():
         network = models.get_model(name, weights=None, **arguments)
     # torchvision sets this for its own Inception and GoogLeNet weights, which expect another normalisation.
-    if local is not None and local.name == file and hasattr(network, "transform_input"):
+    if local is not None and Path(local).name == file and hasattr(network, "transform_input"):
         network.transform_input = True
     transform = default.transforms()
     model = normalized(network, transform.mean, transform.std)
     if local is not None:
         load_weights_(model, local)
     return model
+
+
+def timm_names() -> list[str]:
+    """timm's own models. Other packages register theirs with it too, normalisation inside: ours would be a second."""
+    timm = import_package("timm")
+    names: list[str] = timm.list_models()
+    return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
+
+
+def torchvision_names() -> list[str]:
+    """torchvision's classifiers."""
+    models = import_package("torchvision").models
+    names: list[str] = models.list_models(module=models)
+    return names
 
 
 def normalized(network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Sequential:

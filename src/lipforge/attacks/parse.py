@@ -1,0 +1,68 @@
+"""Attacks as text: `pgd:steps=50,restarts=2`, both ways."""
+
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, cast
+
+from lipforge.attacks.base import Attack
+from lipforge.attacks.fgsm import FGSM
+from lipforge.attacks.pgd import PGD
+from lipforge.errors import InputError
+from lipforge.types import parse_number
+
+ATTACKS: Mapping[str, type[Any]] = MappingProxyType({kind.name: kind for kind in (FGSM, PGD)})
+
+
+def parse_attack(text: str) -> Attack:
+    """The attack that `text` names, with the settings after the colon and defaults for the rest.
+
+    >>> parse_attack("pgd:steps=50,restarts=2")
+    PGD(steps=50, restarts=2, step=0.25, random=True, loss='ce')
+    """
+    name, _, settings = text.strip().partition(":")
+    if name not in ATTACKS:
+        raise InputError(f"attack must be one of {', '.join(ATTACKS)}, got {name!r} in {text!r}")
+    fields = {field.name: field.default for field in dataclasses.fields(ATTACKS[name])}
+    values: dict[str, Any] = {}
+    for setting in settings.split(",") if settings else ():
+        key, equals, value = (part.strip() for part in setting.partition("="))
+        if not equals or key not in fields:
+            raise InputError(f"{text!r}: settings of {name} are {', '.join(fields)}, as key=value; got {setting!r}")
+        if key in values:
+            raise InputError(f"{text!r}: {key} is given twice")
+        values[key] = _read(value, fields[key], f"{key} in {text!r}")
+    return cast(Attack, ATTACKS[name](**values))
+
+
+def text_form(attack: Attack) -> str:
+    """The shortest text that `parse_attack` turns into this attack.
+
+    >>> text_form(PGD(steps=50))
+    'pgd:steps=50'
+    """
+    if ATTACKS.get(attack.name) is not type(attack):
+        raise InputError(f"only attacks of the kinds {', '.join(ATTACKS)} have a text form, got {attack!r}")
+    changed = [
+        f"{field.name}={_write(getattr(attack, field.name))}"
+        for field in dataclasses.fields(cast(Any, attack))
+        if getattr(attack, field.name) != field.default
+    ]
+    return attack.name + (":" + ",".join(changed) if changed else "")
+
+
+def _read(value: str, default: Any, name: str) -> Any:
+    """`value` as the type of the setting's default."""
+    if isinstance(default, bool):
+        if value not in ("true", "false"):
+            raise InputError(f"{name} must be true or false, got {value!r}")
+        return value == "true"
+    if isinstance(default, int):
+        if not value.lstrip("-").isdecimal():
+            raise InputError(f"{name} must be a whole number, got {value!r}")
+        return int(value)
+    return parse_number(value, name=name) if isinstance(default, float) else value
+
+
+def _write(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,105 @@
+"""Everything that determines what training produces, in one frozen record."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from lipforge.errors import InputError, RunError
+from lipforge.types import Threat
+
+Method = Literal["standard", "fgsm-rs", "pgd-at", "trades"]
+Schedule = Literal["cyclic", "cosine"]
+Optimizer = Literal["sgd", "adamw"]
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train. Two runs with equal configs, models and data on one kind of machine give equal weights.
+
+    `step` and `steps` belong to the attack inside training; `step` is a multiple of eps. 0 takes the method's own:
+    one step of 1.25 eps for FGSM-RS, ten of 0.25 eps for PGD-AT and TRADES. `warmup` is the share of all steps in
+    which the learning rate climbs. Eps is 0 in the first `clean_epochs` and climbs during the next `eps_warmup`.
+    `awp` is the size of the weight perturbation relative to the weights (0: none; its paper takes 0.005), and starts
+    after `awp_after` epochs. `ema` is the decay of the weight average per step (0: none). `clip` limits the length
+    of the gradient (0: no limit). `holdout` training images are never trained on; `limit` keeps the first of the rest.
+    """
+
+    method: Method = "fgsm-rs"
+    threat: Threat = field(default_factory=lambda: Threat("linf", "8/255"))
+    epochs: int = 20
+    batch_size: int = 128
+    lr: float = 0.2
+    schedule: Schedule = "cyclic"
+    warmup: float = 0.3
+    optimizer: Optimizer = "sgd"
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    clip: float = 0.0
+    label_smoothing: float = 0.0
+    ema: float = 0.0
+    steps: int = 0
+    step: float = 0.0
+    clean_epochs: float = 0.0
+    eps_warmup: float = 0.0
+    beta: float = 6.0
+    awp: float = 0.0
+    awp_after: int = 0
+    crop: int = 4
+    flip: bool = True
+    holdout: int = 500
+    limit: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        _check_choice("method", self.method, get_args(Method))
+        _check_choice("schedule", self.schedule, get_args(Schedule))
+        _check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        if self.threat.norm == "l1":
+            raise InputError("adversarial training knows the norms linf and l2, got l1")
+        for name in ("epochs", "batch_size", "holdout", *(["limit"] if self.limit is not None else [])):
+            if getattr(self, name) < 1:
+                raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("clip", "steps", "step", "clean_epochs", "eps_warmup", "beta", "awp", "awp_after", "crop"):
+            if not getattr(self, name) >= 0:
+                raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
+        for name in ("warmup", "momentum", "label_smoothing", "ema"):
+            if not 0 <= getattr(self, name) < 1:
+                raise InputError(f"{name} must lie in [0, 1), got {getattr(self, name)}")
+        if not self.lr > 0 or not self.weight_decay >= 0:
+            raise InputError(f"lr must be above 0 and weight_decay not below, got {self.lr} and {self.weight_decay}")
+
+    @property
+    def attack_steps(self) -> int:
+        """Gradient steps per training image: 0 for standard training, always 1 for FGSM-RS."""
+        if self.method in ("standard", "fgsm-rs"):
+            return int(self.method == "fgsm-rs")
+        return self.steps or 10
+
+    @property
+    def attack_step(self) -> float:
+        """The size of these steps as a multiple of eps."""
+        return self.step or (1.25 if self.method == "fgsm-rs" else 0.25)
+
+
+def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """One line per setting that differs, with both values; a key that one side lacks counts as None."""
+    keys = [*wanted, *(key for key in recorded if key not in wanted)]
+    return [
+        f"{key}: {recorded.get(key)!r} recorded, {wanted.get(key)!r} wanted"
+        for key in keys
+        if recorded.get(key) != wanted.get(key)
+    ]
+
+
+def check_same(recorded: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
+    """Raise with all differences unless the recorded settings are the wanted ones."""
+    found = differences(recorded, wanted)
+    if found:
+        raise RunError(
+            f"{where} was trained with other settings, so it cannot be resumed with these; "
+            "take another directory or the old settings:\n  " + "\n  ".join(found)
+        )
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

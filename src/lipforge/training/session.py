@@ -1,0 +1,147 @@
+"""A training run in memory and on disk: what changes from step to step, saved whole and restored bit for bit."""
+
+import copy
+import io
+import json
+import pickle
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.batching import ImageData
+from lipforge.errors import RunError
+from lipforge.records import read_json, to_plain, write_json, write_whole
+from lipforge.training.config import TrainConfig, check_same
+from lipforge.training.workers import Worker
+
+CHECKPOINT, GOOD, CONFIG, LOG, WEIGHTS = "checkpoint.pt", "good.pt", "config.json", "log.jsonl", "weights.safetensors"
+
+
+@dataclass
+class Position:
+    """How far training has come: whole epochs, batches of the current one, and what was seen in it."""
+
+    attack_step: float
+    epoch: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    right: float = 0.0
+    best_pgd: float = 0.0
+    rollbacks: int = 0
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Session:
+    """A model in training with everything that belongs to it."""
+
+    config: TrainConfig
+    model: nn.Module
+    average: nn.Module | None
+    optimizer: torch.optim.Optimizer
+    data: ImageData
+    train_ids: Tensor
+    held_out: tuple[Tensor, Tensor]
+    worker: Worker
+    position: Position
+    out: Path
+
+    @property
+    def batches(self) -> int:
+        """Batches per epoch; the images that do not fill the last one wait for the next epoch's order."""
+        return len(self.train_ids) // self.config.batch_size
+
+    @property
+    def final(self) -> nn.Module:
+        """The model that training is for: the weight average, where there is one."""
+        return self.model if self.average is None else self.average
+
+
+def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
+    """SGD or AdamW; weight decay acts on matrices and convolutions only, not on biases and norms."""
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    groups = [
+        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
+        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
+    ]
+    if config.optimizer == "adamw":
+        return torch.optim.AdamW(groups, lr=config.lr)
+    return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
+
+
+def make_average(model: nn.Module, config: TrainConfig) -> nn.Module | None:
+    """A copy of the model for the weight average, if one is wanted."""
+    return copy.deepcopy(model).eval().requires_grad_(False) if config.ema else None
+
+
+@torch.no_grad()
+def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: int) -> None:
+    """Move the average towards the model; early on by more, so that it forgets the initial weights."""
+    decay = min(decay, (1 + steps) / (10 + steps))
+    for mean, tensor in zip(_tensors(average), _tensors(model), strict=True):
+        if mean.is_floating_point():
+            mean.lerp_(tensor, 1.0 - decay)
+        else:
+            mean.copy_(tensor)
+
+
+def identity(config: TrainConfig, model: nn.Module, data: ImageData, worker: Worker) -> dict[str, Any]:
+    """Everything a resumed run must share with the recorded one."""
+    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    description = {"model": shapes, "data": data.name, "images": len(data), "processes": worker.count}
+    plain: dict[str, Any] = {**to_plain(config), **description}
+    return plain
+
+
+def claim(out: Path, wanted: dict[str, Any], worker: Worker) -> None:
+    """Record the settings in a new directory; in an old one refuse others than the recorded."""
+    path = out / CONFIG
+    if path.exists():
+        check_same(read_json(path), json.loads(json.dumps(wanted)), str(out))
+    elif worker.first:
+        write_json(path, wanted)
+
+
+def save(session: Session, name: str = CHECKPOINT) -> None:
+    """Write the session's state and its log; only the first process does."""
+    if not session.worker.first:
+        return
+    buffer = io.BytesIO()
+    average = None if session.average is None else session.average.state_dict()
+    torch.save(
+        {
+            "format": 1,
+            "model": session.model.state_dict(),
+            "average": average,
+            "optimizer": session.optimizer.state_dict(),
+            "position": asdict(session.position),
+        },
+        buffer,
+    )
+    write_whole(session.out / name, buffer.getvalue())
+    lines: Sequence[str] = [json.dumps(entry, allow_nan=False) for entry in session.position.log]
+    write_whole(session.out / LOG, "".join(f"{line}\n" for line in lines).encode())
+
+
+def restore_(session: Session, name: str = CHECKPOINT) -> None:
+    """Bring the session to the state in that file."""
+    path = session.out / name
+    try:
+        state = torch.load(path, map_location=next(session.model.parameters()).device, weights_only=True)
+        session.model.load_state_dict(state["model"])
+        if session.average is not None:
+            session.average.load_state_dict(state["average"])
+        session.optimizer.load_state_dict(state["optimizer"])
+        session.position = Position(**state["position"])
+    except (RuntimeError, KeyError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise RunError(f"{path} cannot be read ({reason}); delete it to start this run anew") from error
+
+
+def _tensors(model: nn.Module) -> list[Tensor]:
+    return [*model.parameters(), *model.buffers()]

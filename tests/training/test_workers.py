@@ -1,0 +1,82 @@
+"""Several processes under torchrun do what one does."""
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import lipforge
+from lipforge.errors import InputError
+from lipforge.training import train
+from lipforge.training.workers import Worker, agree, average_, workers
+from tests.training.test_run import CONFIG, DATA
+from tests.training.toys import toy_net
+
+RUN = """
+import sys, torch
+from dataclasses import replace
+from lipforge.training import train
+from tests.training.test_run import CONFIG, DATA
+from tests.training.toys import toy_net
+torch.set_num_threads(1)
+model = toy_net(norm=False).double()
+train(model, (DATA[0].double(), DATA[1]), replace(CONFIG, epochs=1, awp=0.01), out=sys.argv[1])
+"""
+
+
+def test_two_processes_train_to_the_weights_of_one(tmp_path):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    paths = f"{Path(lipforge.__file__).parents[1]}:{Path(__file__).parents[2]}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", RUN, str(tmp_path / "two")],
+            env={
+                **os.environ,
+                "PYTHONPATH": paths,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    # Without batch norm the mean of two half batches' gradients is the whole batch's; float64 keeps the sums equal.
+    model = toy_net(norm=False).double()
+    one = train(model, (DATA[0].double(), DATA[1]), replace(CONFIG, epochs=1, awp=0.01), out=tmp_path / "one")
+    single, double = load_file(one.weights), load_file(tmp_path / "two" / "weights.safetensors")
+    for name in single:
+        torch.testing.assert_close(double[name], single[name], rtol=1e-9, atol=1e-12)
+
+
+def test_the_shares_of_a_batch_are_equal_and_make_up_the_batch():
+    shares = [Worker(rank, 3).share(torch.arange(12)) for rank in range(3)]
+    assert {len(share) for share in shares} == {4}
+    assert torch.equal(torch.cat(shares).sort().values, torch.arange(12))
+
+
+def test_one_process_averages_and_agrees_with_itself():
+    tensor = torch.tensor([1.0, 2.0])
+    average_([tensor])
+    assert tensor.tolist() == [1.0, 2.0]
+    assert agree([0.5, 0.25], torch.device("cpu")) == [0.5, 0.25]
+
+
+def test_without_torchrun_there_is_one_process(monkeypatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with workers(7, torch.device("cpu")) as worker:
+        assert worker == Worker(0, 1)
+
+
+def test_a_batch_that_cannot_be_shared_equally_is_refused():
+    with pytest.raises(InputError, match="multiple of the 2 processes, got 7"):
+        Worker(0, 2).checked(7)
