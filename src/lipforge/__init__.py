@@ -1,6 +1,18 @@
 """lipforge: forge a trained image classifier in one pass, and find out honestly whether it got harder to fool."""
 
+from lipforge.data import (
+    FolderOptions,
+    check_data,
+    from_arrays,
+    from_hugging_face,
+    get_data,
+    list_data,
+    load_data,
+    split,
+    take,
+)
 from lipforge.errors import LipforgeError
+from lipforge.evaluation import clean_accuracy
 from lipforge.forge import (
     Forge,
     MeanCentred,
@@ -27,10 +39,12 @@ from lipforge.forge import (
     set_ratio_,
     straight_through,
 )
+from lipforge.models import list_models, load_model
 from lipforge.types import Classifier, Threat
 
 __all__ = [
     "Classifier",
+    "FolderOptions",
     "Forge",
     "LipforgeError",
     "MeanCentred",
@@ -41,14 +55,23 @@ __all__ = [
     "Step",
     "Threat",
     "calibrate_",
+    "check_data",
+    "clean_accuracy",
     "count_zeros",
     "find_sites",
     "fold_",
     "forge_",
     "forged",
     "forges",
+    "from_arrays",
+    "from_hugging_face",
+    "get_data",
     "insert_",
+    "list_data",
+    "list_models",
+    "load_data",
     "load_fold",
+    "load_model",
     "load_recipe",
     "plain",
     "recipe_of",
@@ -56,5 +79,7 @@ __all__ = [
     "save_recipe",
     "set_mode_",
     "set_ratio_",
+    "split",
     "straight_through",
+    "take",
 ]

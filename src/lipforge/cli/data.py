@@ -24,17 +24,21 @@ def list_command(json: options.Json = False) -> None:
     rows = [
         [
             entry.name,
-            entry.holds,
-            ", ".join(f"{count:,} {split}" for split, count in entry.counts.items()),
-            "" if entry.classes is None else str(entry.classes),
-            "" if entry.image is None else "x".join(map(str, entry.image)),
-            "yes" if entry.ready else "no: lipforge data get",
+            " + ".join(f"{count:,} {split}" for split, count in entry.counts.items()),
+            str(entry.classes),
+            "x".join(map(str, entry.image)),
+            "yes" if entry.ready else "no",
         ]
         for entry in entries
+        if entry.image is not None
     ]
-    columns = {"name": "left", "holds": "left", "images": "left", "classes": "right", "size": "left", "ready": "left"}
-    results.print(table("Data sets", columns, rows))
-    results.print(f"cache: {cache_folder()} (set LIPFORGE_CACHE to move it)", soft_wrap=True)
+    columns = {"name": "left", "images": "left", "classes": "right", "size": "left", "ready": "left"}
+    results.print(table("By name (lipforge data get NAME makes one ready)", columns, rows))
+    results.print("\nBy path:")
+    for entry in entries:
+        if entry.image is None:
+            results.print(f"  {entry.name:12s} {entry.holds}", soft_wrap=True)
+    results.print(f"\ncache: {cache_folder()} (set LIPFORGE_CACHE to move it)", soft_wrap=True)
 
 
 @app.command("get")

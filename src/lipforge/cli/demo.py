@@ -105,9 +105,17 @@ def _measure(model: nn.Module, name: str, test: View, attacked: View) -> Demo:
         direct = _standing(forged(model), images, attack, threat, 0, label)
         adaptive = _standing(straight_through(model), images, attack, threat, 1, f"{label}, adaptive")
         union = direct & adaptive
-        counts = [share * int(standing.sum()) for standing in (direct, adaptive, union)]
-        gained, lost = int((union & ~robust).sum()), int((robust & ~union).sum())
-        rows.append(Row(ratio, clean_accuracy(forged(model), test).accuracy, *counts, gained, lost))
+        rows.append(
+            Row(
+                ratio=ratio,
+                clean=clean_accuracy(forged(model), test).accuracy,
+                plain_attack=share * int(direct.sum()),
+                adaptive_attack=share * int(adaptive.sum()),
+                union=share * int(union.sum()),
+                gained=int((union & ~robust).sum()),
+                lost=int((robust & ~union).sum()),
+            )
+        )
     set_ratio_(model, HEADLINE)
     return Demo(name, test.name, str(threat), str(attack), len(test), len(robust), tuple(rows))
 
@@ -124,7 +132,7 @@ def _standing(
     x, y = images
     parts = []
     with progress(f"attacking {label}", len(x)) as step:
-        for ids in torch.arange(len(x)).split(50):
+        for ids in torch.split(torch.arange(len(x)), 50):
             adversarial = attack(model, x[ids], y[ids], threat=threat, seed=seed, sample_ids=ids)
             with torch.no_grad():
                 parts.append(model(adversarial).argmax(dim=1) == y[ids])
@@ -146,9 +154,8 @@ def _show(result: Demo) -> None:
         for row in result.rows
     ]
     columns = ["ratio", "clean", "plain PGD", "adaptive PGD", "both [95 %]", "against base", "images gained / lost"]
-    title = (
-        f"{result.model}, {result.threat}, % correct; clean n={result.clean_count}, attacked n={result.attack_count}"
-    )
+    counts = f"clean n={result.clean_count}, attacked n={result.attack_count}"
+    title = f"{result.model}, {result.threat}, % correct; {counts}"
     results.print(table(title, dict.fromkeys(columns, "right"), rows))
     results.print(
         "plain: 20 margin-loss steps through the masks. adaptive: the same with the identity as the masks' backward "
