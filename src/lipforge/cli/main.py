@@ -9,7 +9,7 @@ import click
 import typer
 from rich.markup import escape
 
-from lipforge.cli import data, demo, forge, sites
+from lipforge.cli import data, demo, forge, sites, train
 from lipforge.cli.output import notes
 from lipforge.errors import LipforgeError
 
@@ -27,6 +27,7 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
+app.command("train")(train.train_command)
 app.add_typer(data.app, name="data")
 
 
