@@ -71,7 +71,7 @@ def test_bounds_per_channel_of_tokens():
 
 def test_mean_and_deviation_for_mean_centred():
     model, x = inserted(mask=MeanCentred()), images(32)
-    calibrate_(model, x)
+    assert calibrate_(model, x).statistic == "mean and deviation per channel"
     seen = inputs_by_hand(seeded(ResidualNet), x)["block2.conv1"][0].double()
     forge = forges(model)["block2.conv1"]
     torch.testing.assert_close(forge.centre, seen.mean(dim=(0, 2, 3)).float())

@@ -41,7 +41,7 @@ def calibrate_(
     with _tracking(found, per_channel, quantile) as trackers:
         seen = _together(lambda: _run(inner, images, batch_size, trackers, show_progress), device_of(inner))
         _finish(trackers)
-        origin = Calibration(seen, data or describe_source(images), _statistic_name(per_channel, quantile))
+        origin = Calibration(seen, data or describe_source(images), _statistic_name(found, per_channel, quantile))
     for forge in found.values():
         forge.calibration = origin
     return recipe_of(model)
@@ -167,7 +167,9 @@ def _check_channels(model: nn.Module, images: Tensor) -> None:
         )
 
 
-def _statistic_name(per_channel: bool, quantile: float | None) -> str:
+def _statistic_name(found: dict[str, Forge], per_channel: bool, quantile: float | None) -> str:
+    if next(iter(found.values())).mask.statistic == "moments":
+        return "mean and deviation per channel"
     return f"quantile {quantile}" if quantile is not None else "maximum per channel" if per_channel else "maximum"
 
 
