@@ -19,7 +19,7 @@ if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__ver
 
 @pytest.fixture(autouse=True)
 def _same_world_after_each_test():
-    """Fail a test that leaves torch's global random state or default dtype changed."""
+    """Put torch's global random state back, so that no test depends on another; the default dtype must not change."""
     state, dtype = torch.get_rng_state(), torch.get_default_dtype()
     yield
     torch.set_rng_state(state)

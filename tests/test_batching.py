@@ -31,6 +31,11 @@ def test_labels_of_another_length_are_named():
         list(batches([(images(3), torch.zeros(2))]))
 
 
+def test_a_pair_of_other_lengths_is_named():
+    with pytest.raises(InputError, match="one per image, got 2 labels for 3 images"):
+        list(batches((images(3), torch.zeros(2)), 2))
+
+
 def test_a_module_in_train_mode_is_named():
     model = seeded(ResidualNet)
     model.block1.bn1.train()

@@ -51,6 +51,11 @@ def test_a_damaged_file_is_named(tmp_path, content):
         read_json(path)
 
 
+def test_a_folder_is_no_json_file(tmp_path):
+    with pytest.raises(InputError, match="cannot be read"):
+        read_json(tmp_path)
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(InputError, match="no file"):
         read_json(tmp_path / "none.json")

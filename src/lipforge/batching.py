@@ -1,6 +1,7 @@
 """One way to read images, whatever they come in, and the checks that every reader owes its user."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
 import torch
@@ -50,9 +51,11 @@ def batches(source: ImageSource, batch_size: int = BATCH_SIZE) -> Iterator[Batch
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     first = 0
-    for item in _raw_batches(source, batch_size):
-        images, labels = item if isinstance(item, list | tuple) else (item, None)
+    for item in raw_batches(source, batch_size):
+        images, labels = _parts(item)
         check_images(images, first=first)
+        if len(images) == 0:
+            continue
         if labels is not None and len(labels) != len(images):
             raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
         yield Batch(images, labels, first)
@@ -61,8 +64,10 @@ def batches(source: ImageSource, batch_size: int = BATCH_SIZE) -> Iterator[Batch
         raise InputError("images must not be empty: the source gave no image at all")
 
 
-def image_count(source: ImageSource, batch_size: int = BATCH_SIZE) -> int | None:
+def image_count(source: ImageSource) -> int | None:
     """How many images `source` holds, or None where only reading it would tell."""
+    if isinstance(source, Peeked):
+        return source.count
     if isinstance(source, Tensor):
         return len(source)
     if _is_pair(source):
@@ -108,19 +113,52 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def _raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
+@dataclass(frozen=True)
+class Peeked:
+    """A source whose first batch was read already; it still has all of them, once."""
+
+    first: Any
+    rest: Iterator[Any]
+    count: int | None
+
+    def __iter__(self) -> Iterator[Any]:
+        yield self.first
+        yield from self.rest
+
+
+def peek(source: ImageSource, batch_size: int = BATCH_SIZE) -> tuple[Tensor, ImageSource]:
+    """The first image, and a source that still has all of them even if the given one can be read only once."""
+    if isinstance(source, Tensor | ImageData) or _is_pair(source):
+        return next(batches(source, batch_size)).images[:1], source
+    count, raw = image_count(source), iter(raw_batches(source, batch_size))
+    first = next(raw, None)
+    return next(batches([] if first is None else [first])).images[:1], Peeked(first, raw, count)
+
+
+def raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
+    """The batches of `source` as they come, unchecked."""
     if isinstance(source, Tensor):
         return torch.split(source, batch_size) if len(source) else ()
     if _is_pair(source):
         images, labels = source
+        if len(images) != len(labels):
+            raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
         return zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True) if len(images) else ()
     if isinstance(source, ImageData):
         return source.batches(batch_size)
     if isinstance(source, Dataset):
-        return DataLoader(source, batch_size=batch_size)
+        # A generator of its own: a DataLoader draws its seed from the caller's global one otherwise.
+        return DataLoader(source, batch_size=batch_size, generator=torch.Generator())
     if isinstance(source, Iterable):
         return source
     raise InputError(f"images must be a tensor, a data set or an iterable of batches, got {type(source).__name__}")
+
+
+def _parts(item: Any) -> tuple[Any, Tensor | None]:
+    """Images and labels of a batch as loaders give it: images alone, (images,), or (images, labels, and more)."""
+    if not isinstance(item, list | tuple):
+        return item, None
+    return (item[0] if item else item), (item[1] if len(item) > 1 else None)
 
 
 def _is_pair(source: Any) -> TypeGuard[tuple[Tensor, Tensor]]:

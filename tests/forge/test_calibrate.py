@@ -8,12 +8,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing.spawn import spawn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lipforge.errors import CalibrationError, InputError, ModelError, SiteError
 from lipforge.forge.calibrate import calibrate_
 from lipforge.forge.forging import forge_
-from lipforge.forge.insert import forges, insert_
+from lipforge.forge.insert import forges, insert_, set_mode_
 from lipforge.forge.masks import MeanCentred
 from lipforge.forge.sites import find_sites
 from tests.nets import ResidualNet, ReusingNet, Transformer, images, seeded
@@ -92,7 +92,12 @@ def test_batch_size_and_order_do_not_matter(options):
     # float64: with float32, convolutions themselves round differently for other batch sizes (about 1e-7).
     x = images(30).double()
     results = []
-    for source, batch_size in ((x, 30), (x, 7), (x.flip(0), 4), (x[torch.randperm(30)], 1)):
+    for source, batch_size in (
+        (x, 30),
+        (x, 7),
+        (x.flip(0), 4),
+        (x[torch.randperm(30, generator=torch.Generator().manual_seed(0))], 1),
+    ):
         model = inserted().double()
         results.append(calibrate_(model, source, batch_size=batch_size, **options).bounds)
     for other in results[1:]:
@@ -114,6 +119,10 @@ def loader(x: torch.Tensor) -> DataLoader:
         lambda x: list(x.split(5)),
         lambda x: iter(x.split(5)),
         lambda x: ((part, None) for part in x.split(5)),
+        lambda x: TensorDataset(x),
+        lambda x: DataLoader(TensorDataset(x), batch_size=5),
+        lambda x: ((part, torch.zeros(len(part)), "and more") for part in x.split(5)),
+        lambda x: [x[:5], x[:0], x[5:]],
     ],
 )
 def test_every_kind_of_source_gives_the_same_bounds(source):
@@ -126,6 +135,9 @@ def test_every_kind_of_source_gives_the_same_bounds(source):
 
 def test_nothing_but_the_bounds_changes():
     model = inserted()
+    random = torch.get_rng_state()
+    calibrate_(model, TensorDataset(images(8), torch.zeros(8)))
+    assert torch.equal(torch.get_rng_state(), random)
     state = {key: tensor.clone() for key, tensor in model.state_dict().items()}
     gradients = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     calibrate_(model, images(16))
@@ -213,8 +225,6 @@ def test_a_site_that_was_never_reached_is_named():
         (images(4) - 0.5, r"images must lie in \[0, 1\]"),
         ((images(4) * 255).byte(), "must be floating point in .*divide bytes by 255"),
         (images(4)[0], r"shape \(N, C, H, W\), got \(3, 32, 32\)"),
-        (torch.rand(4, 1, 32, 32), "images must have 3 channels for this model, got 1"),
-        (torch.rand(4, 32, 32, 3), r"images must have 3 channels.*are they \(N, H, W, C\)"),
         (["cat.png"], "images must be a tensor"),
         (17, "images must be a tensor, a data set or an iterable of batches, got int"),
     ],
@@ -224,6 +234,78 @@ def test_bad_images_are_named_and_leave_the_model_alone(source, message):
     with pytest.raises(InputError, match=message):
         calibrate_(model, source)
     assert all(forge.mode == "forged" and forge.bound == 0 for forge in forges(model).values())
+
+
+@pytest.mark.parametrize("shape", [(4, 1, 32, 32), (4, 32, 32, 3)])
+def test_a_wrong_channel_count_is_named(shape):
+    with pytest.raises(ModelError, match=r"fails on images of the shape .*first conv takes 3 channels: are the images"):
+        calibrate_(inserted(), torch.zeros(shape))
+
+
+def test_a_model_that_makes_its_own_channels_is_calibrated():
+    class Grey(ResidualNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Conv2d(1, 8, 3, padding=1)
+
+        def forward(self, x):
+            return super().forward(x.mean(dim=1, keepdim=True))
+
+    assert forge_(seeded(Grey), images(4)).images_seen == 4
+
+
+def test_calibration_works_from_every_mode_and_leaves_it():
+    for mode in ("plain", "track", "forged", "straight_through"):
+        model = inserted()
+        set_mode_(model, mode)
+        assert calibrate_(model, images(8)).bounds == calibrate_(inserted(), images(8)).bounds
+        assert {forge.mode for forge in forges(model).values()} == {mode}
+
+
+def test_a_linear_layer_called_on_single_vectors_has_bounds_per_channel():
+    class OneByOne(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second, self.last = nn.Linear(12, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return torch.stack([self.last(self.second(self.first(image.flatten()))) for image in x])
+
+    model, x = seeded(OneByOne), images(5, size=2)
+    forge_(model, x, per_channel=True)
+    expected = seeded(OneByOne).first(x.flatten(1)).abs().amax(dim=0)
+    torch.testing.assert_close(forges(model)["second"].bound, expected)
+
+
+def test_an_interrupt_leaves_the_model_as_it_was():
+    model = inserted()
+    calibrate_(model, images(8))
+    before = {name: forge.bound.item() for name, forge in forges(model).items()}
+
+    def interrupted():
+        yield images(4) * 0.1
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        calibrate_(model, interrupted())
+    assert {name: forge.bound.item() for name, forge in forges(model).items()} == before
+    assert all(forge.mode == "forged" and forge.tracker is None for forge in forges(model).values())
+    fresh = seeded(ResidualNet)
+    with pytest.raises(KeyboardInterrupt):
+        forge_(fresh, interrupted())
+    assert forges(fresh) == {}
+
+
+def test_a_source_that_can_be_read_once_loses_no_image():
+    class Once(IterableDataset):
+        def __init__(self) -> None:
+            self.left = list(images(16))
+
+        def __iter__(self):
+            while self.left:
+                yield self.left.pop(0)
+
+    assert forge_(seeded(ResidualNet), Once(), batch_size=4).images_seen == 16
 
 
 def test_an_image_with_nan_is_named():

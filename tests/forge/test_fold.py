@@ -134,6 +134,31 @@ def test_layers_without_columns_are_named_before_anything_is_written():
     assert all(torch.equal(before[key], tensor) for key, tensor in model.state_dict().items())
 
 
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+def test_an_old_weight_norm_is_named():
+    model = forged_model()
+    counts = count_zeros(model, images(8))
+    nn.utils.weight_norm(model.block1.conv1)
+    with pytest.raises(SiteError, match=r"'block1\.conv1' cannot be folded: its weight is computed"):
+        fold_(model, counts, frequency=0.5)
+
+
+def test_tied_weights_are_named():
+    model = forged_model()
+    model.block1.conv1.weight = model.block1.conv2.weight
+    with pytest.raises(SiteError, match=r"it shares its weight with 'block1\.conv2'"):
+        fold_(model, count_zeros(model, images(8)), frequency=0.5)
+
+
+def test_counts_of_another_model_are_named():
+    counts = count_zeros(forged_model(), images(8))
+    wider = seeded(ResidualNet, width=12)
+    before = state(wider)
+    with pytest.raises(InputError, match=r"counts must be of this model: site 'block1\.conv1' takes 12 channels"):
+        fold_(wider, counts, frequency=0.5)
+    assert all(torch.equal(before[key], tensor) for key, tensor in wider.state_dict().items())
+
+
 def test_a_parametrized_weight_is_named():
     model = forged_model()
     counts = count_zeros(model, images(8))

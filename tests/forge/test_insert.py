@@ -10,12 +10,14 @@ from torch import nn
 
 from lipforge.errors import InputError, SiteError
 from lipforge.forge.calibrate import calibrate_
+from lipforge.forge.forging import forge_
 from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
 from lipforge.forge.layer import Forge
-from lipforge.forge.masks import Piecewise, Step
+from lipforge.forge.masks import MeanCentred, Piecewise, Smooth, Step
+from lipforge.forge.recipe import recipe_of
 from lipforge.forge.sites import Site, find_sites
 from lipforge.forge.views import forged, plain, straight_through
-from tests.nets import ResidualNet, ReusingNet, TorchAttentionNet, Transformer, images, seeded
+from tests.nets import PlainNet, ResidualNet, ReusingNet, TorchAttentionNet, Transformer, images, seeded
 
 RATIO = 2**-3
 
@@ -171,6 +173,121 @@ def test_compiled_straight_through_has_the_eager_gradient():
     (expected,) = torch.autograd.grad(view(x).sum(), x)
     (gradient,) = torch.autograd.grad(compiled(x).sum(), x)
     torch.testing.assert_close(gradient, expected)
+
+
+def compile_in_place(model):
+    model.compile(backend="aot_eager")
+    return model
+
+
+def compile_a_part(model):
+    model.block1 = torch.compile(model.block1, backend="aot_eager")
+    return model
+
+
+@pytest.mark.parametrize("compiled", [compile_in_place, compile_a_part])
+def test_a_recipe_takes_effect_however_the_model_was_compiled(compiled):
+    recipe, x = recipe_of(forged_model(ratio=0.5)), images(4)
+    model = compiled(seeded(ResidualNet))
+    with torch.no_grad():
+        model(x)
+        insert_(model, [site for site in find_sites(model) if site.name.startswith("block2")], ratio=0.5)
+        for name, forge in forges(model).items():
+            forge.set_bound(torch.tensor(recipe.bounds[name]))
+        expected = plain(forged_model(ratio=0.5))
+        insert_(expected, [site for site in find_sites(expected) if site.name.startswith("block2")], ratio=0.5)
+        for name, forge in forges(expected).items():
+            forge.set_bound(torch.tensor(recipe.bounds[name]))
+        torch.testing.assert_close(model(x), expected(x))
+        assert not torch.equal(model(x), seeded(ResidualNet)(x))
+
+
+def test_a_function_compiled_around_the_model_sees_the_forged_functions():
+    model, x = seeded(ResidualNet), images(4)
+    function = torch.compile(lambda t: model(t), backend="aot_eager")
+    with torch.no_grad():
+        function(x)
+        recipe_of(forged_model(ratio=0.5)).apply_(model)
+        torch.testing.assert_close(function(x), forged_model(ratio=0.5)(x))
+
+
+@pytest.mark.parametrize("mask", [Step(), Piecewise(), MeanCentred()])
+def test_in_place_activations_can_be_sites_in_every_view(mask):
+    model, x = seeded(PlainNet), images(4).requires_grad_()
+    insert_(model, find_sites(model, rules=["activations"]), mask=mask, ratio=0.25)
+    calibrate_(model, images(16))
+    (direct,) = torch.autograd.grad(forged(model)(x).sum(), x)
+    (through,) = torch.autograd.grad(straight_through(model)(x).sum(), x)
+    assert torch.equal(forged(model)(x), straight_through(model)(x))
+    # Behind a Step the ReLU sees exactly 0, whose slope it takes as 0: there BPDA has nothing to pass on.
+    assert torch.equal(direct, through) == isinstance(mask, Step)
+
+
+def test_an_in_place_activation_still_writes_where_the_shortcut_reads():
+    class Aliased(ReusingNet):
+        def __init__(self) -> None:
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, x):
+            x = self.stem(x)
+            return self.head((self.conv(self.relu(x)) + x).mean(dim=(2, 3)))
+
+    model, x = seeded(Aliased), images(4)
+    insert_(model, find_sites(model, rules=["activations"]), ratio=2**-20)
+    calibrate_(model, images(16))
+    torch.testing.assert_close(model(x), seeded(Aliased)(x), atol=1e-4, rtol=0)
+
+
+def test_a_shared_activation_takes_a_step_but_no_mean_per_channel():
+    class Shared(PlainNet):
+        def forward(self, x):
+            relu, layers = self.layers[1], self.layers
+            return layers[7](relu(layers[5](relu(layers[2](relu(layers[0](x)))).flatten(1))))
+
+    model = seeded(Shared)
+    insert_(model, find_sites(model, rules=["activations"]), ratio=0.1)
+    assert calibrate_(model, images(8)).sites["layers.1"].in_features == 0
+    remove_(model)
+    with pytest.raises(SiteError, match=r"'layers\.1' is called with different numbers of channels.*exclude"):
+        forge_(model, images(8), mask=MeanCentred(), rules=["activations"])
+    assert forges(model) == {}
+
+
+def test_an_error_while_attaching_takes_everything_out_again(monkeypatch):
+    model = seeded(ResidualNet)
+    sites = list(find_sites(model))
+    monkeypatch.setattr(model.block2.conv1, "register_forward_pre_hook", lambda *a, **k: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        insert_(model, sites)
+    assert forges(model) == {}
+    assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("mask", [Step(), Piecewise(), Smooth(), MeanCentred()])
+@pytest.mark.parametrize("per_channel", [False, True])
+def test_other_precisions_work_and_keep_their_type(dtype, mask, per_channel):
+    model = seeded(ResidualNet).to(dtype)
+    forge_(model, images(8).to(dtype), mask=mask, ratio=0.1, per_channel=per_channel)
+    x = images(2).to(dtype).requires_grad_()
+    logits = model(x)
+    assert logits.dtype == dtype
+    assert torch.autograd.grad(logits.float().sum(), x)[0].isfinite().all()
+    assert len(find_sites(plain(model))) == 4
+
+
+def test_half_precision_does_not_move_a_threshold():
+    model = forged_model()
+    before = {name: forge.threshold for name, forge in forges(model).items()}
+    model.half()
+    set_ratio_(model, RATIO)
+    assert {name: forge.threshold for name, forge in forges(model).items()} == before
+
+
+def test_forges_follow_the_model_to_another_device():
+    model = forged_model().to("meta")
+    assert {forge.bound.device.type for forge in forges(model).values()} == {"meta"}
 
 
 def test_a_layer_called_with_a_keyword_is_forged():

@@ -71,16 +71,24 @@ def test_slope_and_jump_bound_every_difference(mask, left, right, threshold):
     assert abs(high - low) <= mask.max_slope * abs(right - left) + mask.jump(threshold) + 1e-9
 
 
-@pytest.mark.parametrize("mask", [Piecewise(0.5), Piecewise(0.0), Smooth(), Smooth(8, 2), Smooth(3, 1, "absolute")])
+@pytest.mark.parametrize(
+    "mask",
+    [Piecewise(0.5), Piecewise(0.0), Smooth(), Smooth(8, 2), Smooth(3, 1, "absolute"), Smooth(1, -10, "signed")],
+)
 def test_the_largest_slope_is_reached(mask):
     threshold = 1.0 if getattr(mask, "argument", "relative") == "relative" else 50.0
-    x = torch.linspace(0, threshold, 200_001, dtype=torch.float64)
-    steepest = (mask(x, threshold).diff() / x.diff()).max().item()
+    x = torch.linspace(-threshold, threshold, 400_001, dtype=torch.float64)
+    steepest = (mask(x, threshold).diff() / x.diff()).abs().max().item()
     assert steepest == pytest.approx(mask.max_slope, rel=1e-3)
 
 
 def test_piecewise_at_half_has_slope_three():
     assert Piecewise(0.5).max_slope == 3
+
+
+@pytest.mark.parametrize("mask", [Step(), Piecewise(), Smooth(), MeanCentred()])
+def test_there_is_no_jump_at_threshold_zero(mask):
+    assert mask.jump(0.0) == 0
 
 
 @pytest.mark.parametrize("mask", [Step(), Smooth(), Smooth(2, 4, "absolute"), Smooth(2, 4, "signed")])

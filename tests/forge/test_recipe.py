@@ -5,9 +5,11 @@ import torch
 
 from lipforge.errors import RecipeError
 from lipforge.forge.forging import forge_
-from lipforge.forge.insert import forges, remove_, set_ratio_
+from lipforge.forge.insert import forges, insert_, remove_, set_ratio_
+from lipforge.forge.layer import Forge
 from lipforge.forge.masks import MeanCentred, Piecewise, Smooth, Step
 from lipforge.forge.recipe import architecture_digest, load_recipe, recipe_of, save_recipe, weights_digest
+from lipforge.forge.sites import find_sites
 from tests.nets import ResidualNet, Transformer, images, seeded
 
 
@@ -88,16 +90,72 @@ def test_applying_twice_is_refused():
     recipe.apply_(model)
 
 
-def test_a_recipe_that_fails_half_way_leaves_the_model_alone(tmp_path):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"centre": None}, "centre goes with the mask mean_centred"),
+        ({"bound": 1.0}, "centre must have one value per channel"),
+        ({"bound": [1.0] * 5}, r"bound must have one value per channel \(8\), got 5"),
+        ({"centre": [float("nan")] * 8}, "centre must be finite"),
+        ({"centre": "abc"}, "centre must be a number or a list"),
+        ({"bound": [True] * 8}, "bound must be finite"),
+        ({"bound": [1e300] * 8}, "bound must be finite"),
+        ({"channel_dim": 2}, r"channel_dim must lie in -4\.\.-1, got 2"),
+        ({"channel_dim": "x"}, "channel_dim must lie"),
+        ({"in_features": "8"}, "in_features must be a count"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_a_crafted_site_is_refused_when_it_is_read(tmp_path, change, message):
+    path = tmp_path / "recipe.json"
+    forge_(seeded(ResidualNet), images(16), mask=MeanCentred(), ratio=0.1).save(path)
+    fields = json.loads(path.read_text())
+    fields["sites"]["block1.conv1"].update(change)
+    path.write_text(json.dumps(fields))
+    with pytest.raises(RecipeError, match=rf"site 'block1\.conv1': .*{message}"):
+        load_recipe(path)
+
+
+@pytest.mark.parametrize("change", [{"format": True}, {"images_seen": "many"}, {"data": 7}, {"sites": [1]}])
+def test_a_crafted_field_is_refused_when_it_is_read(tmp_path, change):
+    path = tmp_path / "recipe.json"
+    forge_(seeded(ResidualNet), images(16)).save(path)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(RecipeError, match="is not a recipe that this version reads"):
+        load_recipe(path)
+
+
+def test_a_site_that_is_no_layer_is_refused(tmp_path):
+    path = tmp_path / "recipe.json"
+    model = seeded(ResidualNet)
+    forge_(model, images(16)).save(path)
+    remove_(model)
+    fields = json.loads(path.read_text())
+    fields["sites"]["block1"] = {**fields["sites"]["block1.conv1"], "layer": "Block"}
+    path.write_text(json.dumps(fields))
+    with pytest.raises(RecipeError, match="'block1' is a Block, not a Block"):
+        load_recipe(path).apply_(model)
+    assert forges(model) == {}
+
+
+def test_a_model_forged_in_two_ways_has_no_one_recipe():
+    model = seeded(ResidualNet)
+    sites = list(find_sites(model))
+    insert_(model, sites[:2], mask=Step(), ratio=0.1)
+    insert_(model, sites[2:], mask=Piecewise(), ratio=0.1)
+    with pytest.raises(RecipeError, match=r"one mask and one calibration, but site 'block2\.conv1' has another"):
+        recipe_of(model)
+
+
+def test_a_recipe_that_fails_half_way_leaves_the_model_alone(tmp_path, monkeypatch):
     model = seeded(ResidualNet)
     path = tmp_path / "recipe.json"
     forge_(model, images(16), per_channel=True).save(path)
-    fields = json.loads(path.read_text())
-    fields["sites"]["block2.conv2"]["bound"] = [[1.0]]
-    path.write_text(json.dumps(fields))
     remove_(model)
-    with pytest.raises(RecipeError, match=r"bound of site 'block2\.conv2'"):
-        load_recipe(path).apply_(model)
+    recipe = load_recipe(path)
+    monkeypatch.setattr(Forge, "set_bound", lambda forge, bound, centre: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        recipe.apply_(model)
     assert forges(model) == {}
 
 

@@ -34,7 +34,7 @@ def test_residual_convs_are_sites_and_stem_head_and_shortcut_are_not(inplace):
 def test_a_site_knows_its_layer_and_shape():
     site = find_sites(seeded(ResidualNet))[2]
     assert (site.name, site.rule, site.layer) == ("block2.conv1", "residual_convs", "Conv2d")
-    assert (site.in_features, site.input_shape, site.channel_dim) == (8, (1, 8, 32, 32), 1)
+    assert (site.in_features, site.input_shape, site.channel_dim) == (8, (1, 8, 32, 32), -3)
 
 
 def test_mlp_linears_are_sites_and_attention_projections_are_not():
@@ -69,10 +69,11 @@ def test_depthwise_convs_are_left_out_unless_asked_for():
             super().__init__()
             self.stem, self.expand = nn.Conv2d(3, 4, 3), nn.Conv2d(4, 8, 1)
             self.depthwise, self.project = nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Conv2d(8, 4, 1)
+            self.head = nn.Linear(4, 10)
 
         def forward(self, x):
             x = self.stem(x)
-            return (x + self.project(self.depthwise(self.expand(x)).relu())).mean(dim=(2, 3))
+            return self.head((x + self.project(self.depthwise(self.expand(x)).relu())).mean(dim=(2, 3)))
 
     model = Inverted().eval()
     assert find_sites(model).names == ["expand", "project"]
@@ -135,7 +136,7 @@ def test_names_and_types_restrict_the_rules():
 def test_activations_can_be_sites_as_in_mean_sparse():
     survey = find_sites(seeded(PlainNet), rules=["activations"])
     assert survey.names == ["layers.1", "layers.3", "layers.6"]
-    assert [site.channel_dim for site in survey] == [1, 1, -1]
+    assert [site.channel_dim for site in survey] == [-3, -3, -1]
 
 
 def test_finding_sites_leaves_no_hook_and_no_random_number_behind():

@@ -16,8 +16,8 @@ def activations(seed: int = 0, shape: tuple[int, ...] = (24, 5, 4, 4)) -> torch.
 
 def make_tracker(kind: str) -> Maximum | Quantile | Moments:
     if kind == "maximum":
-        return Maximum(torch.zeros(5), 1)
-    return Quantile(0.99, CPU) if kind == "quantile" else Moments(5, 1, CPU)
+        return Maximum(torch.zeros(5), -3)
+    return Quantile(0.99, CPU) if kind == "quantile" else Moments(5, -3, CPU)
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
@@ -30,7 +30,7 @@ def test_the_maximum_is_numpys(layout):
 
 def test_the_maximum_per_channel_is_numpys():
     x = activations()
-    tracker = Maximum(torch.zeros(5), channel_dim=1)
+    tracker = Maximum(torch.zeros(5), channel_dim=-3)
     tracker.update(x)
     assert np.array_equal(tracker.bound().numpy(), np.abs(x.numpy()).max(axis=(0, 2, 3)))
 
@@ -73,7 +73,7 @@ def test_a_quantile_of_zeros_is_zero_and_of_huge_values_the_maximum():
 
 def test_moments_are_numpys():
     x = activations() + 100  # a large mean: naive float32 sums would lose the deviation
-    tracker = Moments(5, 1, CPU)
+    tracker = Moments(5, -3, CPU)
     for part in x.split(7):
         tracker.update(part)
     wide = x.double().numpy()
@@ -83,7 +83,7 @@ def test_moments_are_numpys():
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize(
-    "make", [lambda: Maximum(torch.zeros(())), lambda: Quantile(0.5, CPU), lambda: Moments(5, 1, CPU)]
+    "make", [lambda: Maximum(torch.zeros(())), lambda: Quantile(0.5, CPU), lambda: Moments(5, -3, CPU)]
 )
 def test_a_non_finite_value_shows_in_the_peak(make, bad):
     x, tracker = activations(), make()

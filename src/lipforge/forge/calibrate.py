@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
-from lipforge.errors import CalibrationError, InputError
+from lipforge.errors import CalibrationError, InputError, ModelError, SiteError
 from lipforge.forge.insert import forges, require_forges
 from lipforge.forge.layer import Calibration, Forge
 from lipforge.forge.recipe import Recipe, describe_source, recipe_of
@@ -37,14 +37,17 @@ def calibrate_(
     found = require_forges(model)
     check_eval(unwrap(model))
     _check_options(per_channel, quantile, found)
-    inner = unwrap(model)
-    with _tracking(found, per_channel, quantile) as trackers:
-        seen = _together(lambda: _run(inner, images, batch_size, trackers, show_progress), device_of(inner))
-        _finish(trackers)
+    inner, device = unwrap(model), device_of(model)
+    with _unchanged_on_error(found):
+        trackers = {name: _tracker(name, forge, per_channel, quantile) for name, forge in found.items()}
+        with _tracking(found, trackers):
+            seen = _together(lambda: _run(inner, images, batch_size, trackers, show_progress), device)
+            _finish(trackers, device)
         origin = Calibration(seen, data or describe_source(images), _statistic_name(found, per_channel, quantile))
-    for forge in found.values():
-        forge.calibration = origin
-    return recipe_of(model)
+        for name, forge in found.items():
+            forge.set_bound(trackers[name].bound(), trackers[name].centre())
+            forge.calibration = origin
+        return recipe_of(model)
 
 
 def _run(
@@ -56,10 +59,9 @@ def _run(
     with torch.no_grad(), progress("calibrating", image_count(images), show=show) as step:
         for batch in batches(images, batch_size):
             inputs = batch.images.to(device, non_blocking=True)
-            _check_channels(model, inputs)
-            model(inputs)
+            _forward(model, inputs, batch.first)
             _raise_if_broken(model, trackers, suspect)
-            peaks = torch.stack([tracker.peak() for tracker in trackers.values()])
+            peaks = torch.stack([tracker.peak().to(device) for tracker in trackers.values()])
             suspect = (peaks.isfinite().all(), inputs, batch.first)
             seen += len(inputs)
             step(len(inputs))
@@ -100,12 +102,14 @@ def _first_broken(model: nn.Module, names: list[str], images: Tensor) -> tuple[s
     raise CalibrationError("a batch has a non-finite activation that no single image of it has; use batch_size=1")
 
 
-def _finish(trackers: dict[str, Tracker]) -> None:
-    """Merge the ranks, and see that every site was reached."""
+def _finish(trackers: dict[str, Tracker], device: torch.device) -> None:
+    """Merge the ranks, and see that every site was reached by some rank: all of them come to the same answer."""
+    calls = torch.tensor([tracker.calls for tracker in trackers.values()], device=device)
     if _distributed():
+        dist.all_reduce(calls)
         for tracker in trackers.values():
             tracker.reduce_()
-    missed = [name for name, tracker in trackers.items() if tracker.calls == 0]
+    missed = [name for name, count in zip(trackers, calls.tolist(), strict=True) if count == 0]
     if missed:
         raise CalibrationError(
             f"calibration never reached site '{missed[0]}'"
@@ -116,35 +120,47 @@ def _finish(trackers: dict[str, Tracker]) -> None:
 
 
 @contextmanager
-def _tracking(found: dict[str, Forge], per_channel: bool, quantile: float | None) -> Iterator[dict[str, Tracker]]:
-    """Put every forged function into track mode; then take over the bounds, or on an error leave all as it was."""
-    before = {name: (forge.mode, forge.bound, forge.centre) for name, forge in found.items()}
-    trackers = {name: _tracker(forge, per_channel, quantile) for name, forge in found.items()}
+def _tracking(found: dict[str, Forge], trackers: dict[str, Tracker]) -> Iterator[None]:
+    """Every forged function in track mode, feeding its tracker; then in the mode it had."""
+    modes = {name: forge.mode for name, forge in found.items()}
     try:
         for name, forge in found.items():
             forge.tracker = trackers[name]
             forge.mode = "track"
-        yield trackers
+        yield
+    finally:
         for name, forge in found.items():
-            forge.mode = before[name][0]
-    except BaseException:
-        for name, forge in found.items():
-            mode, bound, centre = before[name]
             forge.tracker = None
-            forge.mode = mode
-            forge.set_bound(bound, centre)
+            forge.mode = modes[name]
+
+
+@contextmanager
+def _unchanged_on_error(found: dict[str, Forge]) -> Iterator[None]:
+    """On any error put back what calibration changes."""
+    before = {name: (forge.bound, forge.centre, forge.calibration) for name, forge in found.items()}
+    try:
+        yield
+    except BaseException:
+        for name, (bound, centre, calibration) in before.items():
+            found[name].set_bound(bound, centre)
+            found[name].calibration = calibration
         raise
 
 
-def _tracker(forge: Forge, per_channel: bool, quantile: float | None) -> Tracker:
-    device = forge.bound.device
-    if forge.mask.statistic == "moments":
-        return Moments(forge.channels, forge.channel_dim, device)
+def _tracker(name: str, forge: Forge, per_channel: bool, quantile: float | None) -> Tracker:
+    device, moments = forge.bound.device, forge.mask.statistic == "moments"
     if quantile is not None:
         return Quantile(quantile, device)
-    if per_channel:
-        return Maximum(torch.zeros(forge.channels, device=device), forge.channel_dim)
-    return Maximum(torch.zeros((), device=device))
+    if not (per_channel or moments):
+        return Maximum(torch.zeros((), device=device))
+    if forge.channels == 0:
+        raise SiteError(
+            f"site '{name}' is called with different numbers of channels, so it has no figures per channel; "
+            f"leave it out with exclude=['{name}']"
+        )
+    if moments:
+        return Moments(forge.channels, forge.channel_dim, device)
+    return Maximum(torch.zeros(forge.channels, device=device), forge.channel_dim)
 
 
 def _check_options(per_channel: bool, quantile: float | None, found: dict[str, Forge]) -> None:
@@ -157,14 +173,19 @@ def _check_options(per_channel: bool, quantile: float | None, found: dict[str, F
         raise InputError(f"quantile does not apply to the mask '{moments[0]}', which takes means and deviations")
 
 
-def _check_channels(model: nn.Module, images: Tensor) -> None:
-    """Name a wrong channel count before a conv does so in its own words."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    if first is not None and images.shape[1] != first.in_channels and first.in_channels in (1, 3):
-        raise InputError(
-            f"images must have {first.in_channels} channels for this model, got {images.shape[1]} "
-            f"(shape {tuple(images.shape)}); are they (N, H, W, C)?"
-        )
+def _forward(model: nn.Module, images: Tensor, first: int) -> None:
+    """Run the model; where it fails, say on what, and whether the channels look wrong."""
+    try:
+        model(images)
+    except RuntimeError as error:
+        stem = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+        hint = ""
+        if stem is not None and images.shape[1] != stem.in_channels:
+            hint = f"; its first conv takes {stem.in_channels} channels: are the images (N, H, W, C)?"
+        shape = tuple(images.shape[1:])
+        raise ModelError(
+            f"the model fails on images of the shape {shape} (from image {first}){hint}: {error}"
+        ) from error
 
 
 def _statistic_name(found: dict[str, Forge], per_channel: bool, quantile: float | None) -> str:

@@ -12,11 +12,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
-from torch.nn.utils import parametrize
 
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError, RecipeError, SiteError
 from lipforge.forge.insert import require_forges
+from lipforge.forge.statistics import other_dims
 from lipforge.forge.unwrap import unwrap
 from lipforge.progress import progress
 from lipforge.records import write_whole
@@ -69,7 +69,9 @@ def count_zeros(
     batch_size: int = BATCH_SIZE,
     show_progress: bool | None = None,
 ) -> ZeroCounts:
-    """Count over `images` how often each input channel of each site is forged to zero, in the forged forward pass.
+    """Count over `images` how often each input channel of each site is forged to zero.
+
+    The model runs as it stands, so its forged functions should be in the mode `forged`.
 
     Elements that are zero already (behind a ReLU) count too: their weights do not act either.
     """
@@ -81,8 +83,8 @@ def count_zeros(
 
     def watch(name: str, channel_dim: int) -> Any:
         def hook(forge: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            other = [dim for dim in range(output.ndim) if dim != channel_dim % output.ndim]
-            zeros[name] += (output == 0).sum(other)
+            zero = (output == 0).unsqueeze(0)
+            zeros[name] += zero.sum(other_dims(zero, channel_dim))
             elements[name] += output.numel() // output.shape[channel_dim]
 
         return hook
@@ -109,6 +111,13 @@ def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
     if not 0 < frequency <= 1:
         raise InputError(f"frequency must lie in (0, 1], got {frequency}")
     layers = {name: _layer(model, name) for name in counts.zeros}
+    for name, layer in layers.items():
+        expected = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        if len(counts.zeros[name]) != expected or counts.elements.get(name, 0) < 1:
+            raise InputError(
+                f"counts must be of this model: site '{name}' takes {expected} channels, the counts have "
+                f"{len(counts.zeros[name])} over {counts.elements.get(name, 0)} elements"
+            )
     columns = {
         name: [index for index, share in enumerate(counts.frequency(name)) if share >= frequency] for name in layers
     }
@@ -143,8 +152,12 @@ def _layer(model: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | n
     layer = modules.get(name)
     if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
         raise SiteError(f"site '{name}' cannot be folded: {type(layer).__name__} has no weight columns for its input")
-    if parametrize.is_parametrized(layer, "weight"):
-        raise SiteError(f"site '{name}' cannot be folded: its weight is computed by a parametrization")
+    if "weight" not in layer._parameters:
+        raise SiteError(f"site '{name}' cannot be folded: its weight is computed from other parameters")
+    sharing = [other for other, module in modules.items() if module._parameters.get("weight") is layer.weight]
+    if len(sharing) > 1:
+        other = next(other for other in sharing if other != name)
+        raise SiteError(f"site '{name}' cannot be folded: it shares its weight with '{other}'")
     return layer
 
 

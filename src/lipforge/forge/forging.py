@@ -1,12 +1,10 @@
 """The one-liner: find the sites, insert forged functions, calibrate them."""
 
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
-from lipforge.batching import BATCH_SIZE, ImageSource, batches
+from lipforge.batching import BATCH_SIZE, ImageSource, peek
 from lipforge.errors import SiteError
 from lipforge.forge.calibrate import calibrate_
 from lipforge.forge.insert import forges, insert_, remove_, set_ratio_
@@ -38,9 +36,10 @@ def forge_(
     if found:
         raise SiteError(f"the model is forged already ({len(found)} sites); call remove_ first, or calibrate_ again")
     source = describe_source(images) if data is None else data
-    sample, images = _peek(images, batch_size)
-    insert_(model, find_sites(model, sample, rules=rules, include=include, exclude=exclude), mask=mask)
+    sample, images = peek(images, batch_size)
+    sites = find_sites(model, sample, rules=rules, include=include, exclude=exclude)
     try:
+        insert_(model, sites, mask=mask)
         set_ratio_(model, ratio)
         return calibrate_(
             model,
@@ -54,12 +53,3 @@ def forge_(
     except BaseException:
         remove_(model)
         raise
-
-
-def _peek(images: ImageSource, batch_size: int) -> tuple[Tensor, ImageSource]:
-    """The first image, and a source that still has all of them even if the given one can be read only once."""
-    if not isinstance(images, Iterator):
-        return next(batches(images, batch_size)).images[:1], images
-    first: Any = next(images, None)
-    head = [] if first is None else [first]
-    return next(batches(head, batch_size)).images[:1], itertools.chain(head, images)

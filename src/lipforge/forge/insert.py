@@ -4,6 +4,7 @@ A `Forge` child on the layer plus one forward-pre-hook: the layer keeps its clas
 `print(model)`, and deepcopy, pickle, DataParallel and torch.compile work because the hook holds no state of its own.
 """
 
+import sys
 from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from lipforge.batching import device_of
 from lipforge.errors import SiteError
 from lipforge.forge.layer import Forge, Mode, check_ratio
 from lipforge.forge.masks import Mask
@@ -30,26 +32,31 @@ def insert_(
     inner, chosen = unwrap(model), list(sites)
     _check_sites(inner, chosen)
     check_ratio(ratio)
-    for site in chosen:
-        layer = inner.get_submodule(site.name)
-        forge = Forge(mask, ratio, site.in_features, site.channel_dim)
-        forge.train(layer.training)
-        reference = next(layer.parameters(), None)
-        layer.add_module(CHILD, forge if reference is None else forge.to(reference.device))
-        layer.register_forward_pre_hook(_forge_input, with_kwargs=True)
-    _forget_compiled(model)
+    device = device_of(inner)
+    layers = [inner.get_submodule(site.name) for site in chosen]
+    made = [_make(site, layer, mask, ratio, device) for site, layer in zip(chosen, layers, strict=True)]
+    try:
+        for layer, forge in zip(layers, made, strict=True):
+            layer.add_module(CHILD, forge)
+            layer.register_forward_pre_hook(_forge_input, with_kwargs=True)
+    except BaseException:
+        for layer in layers:
+            _detach(layer)
+        raise
+    _forget_compiled()
     return forges(model)
+
+
+def _make(site: Site, layer: nn.Module, mask: Mask | None, ratio: float, device: torch.device) -> Forge:
+    own = next((parameter.device for parameter in layer.parameters()), device)
+    return Forge(mask, ratio, site.in_features, site.channel_dim).train(layer.training).to(own)
 
 
 def remove_(model: nn.Module) -> None:
     """Take all forged functions out: the model is what it was before `insert_`, to the byte."""
     for name in forges(model):
-        layer = unwrap(model).get_submodule(name)
-        delattr(layer, CHILD)
-        for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _forge_input]:
-            del layer._forward_pre_hooks[key]
-            layer._forward_pre_hooks_with_kwargs.pop(key, None)
-    _forget_compiled(model)
+        _detach(unwrap(model).get_submodule(name))
+    _forget_compiled()
 
 
 def forges(model: nn.Module) -> dict[str, Forge]:
@@ -96,9 +103,9 @@ def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     forge = cast(Forge, layer._modules[CHILD])
     if not isinstance(layer, nn.MultiheadAttention):
         if args:
-            return (forge(args[0]), *args[1:]), kwargs
-        name = next(iter(kwargs))
-        return args, {**kwargs, name: forge(kwargs[name])}
+            return (_forged(forge, args[0], layer), *args[1:]), kwargs
+        name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
+        return args, {**kwargs, name: _forged(forge, kwargs[name], layer)}
     # The same tensor must stay the same object: attention takes its fast paths by identity.
     done: dict[int, Tensor] = {}
     for tensor in (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs)):
@@ -107,6 +114,22 @@ def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     return tuple(done.get(id(value), value) for value in args), {
         name: done.get(id(value), value) for name, value in kwargs.items()
     }
+
+
+def _forged(forge: Forge, x: Tensor, layer: nn.Module) -> Tensor:
+    """The forged input; an in-place activation must still write where others (a shortcut) read."""
+    if not getattr(layer, "inplace", False):
+        return cast(Tensor, forge(x))
+    source = x.clone()  # a mask keeps its input for the backward pass, so that must not be overwritten
+    out = forge(source)
+    return x if out is source else x.copy_(out)
+
+
+def _detach(layer: nn.Module) -> None:
+    layer._modules.pop(CHILD, None)
+    for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _forge_input]:
+        del layer._forward_pre_hooks[key]
+        layer._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def _check_sites(model: nn.Module, sites: list[Site]) -> None:
@@ -126,9 +149,12 @@ def _check_sites(model: nn.Module, sites: list[Site]) -> None:
         raise SiteError(f"sites must be distinct, got '{max(names, key=names.count)}' more than once")
 
 
-def _forget_compiled(model: nn.Module) -> None:
-    """Compiled code does not look at hooks again, so after a change of hooks it has to be dropped."""
-    if unwrap(model) is not model and any(hasattr(module, "_orig_mod") for module in model.modules()):
+def _forget_compiled() -> None:
+    """Compiled code does not look at hooks again, so after a change of hooks it has to be dropped.
+
+    All of it: from here a `model.compile()`, a compiled part or a compiled function around the model cannot be seen.
+    """
+    if "torch._dynamo" in sys.modules:  # otherwise nothing was ever compiled
         torch.compiler.reset()
 
 

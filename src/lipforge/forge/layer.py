@@ -1,6 +1,8 @@
 """The forged function as a module (Algorithm 1)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import torch
@@ -39,7 +41,7 @@ class Forge(nn.Module):
     centre: Tensor | None
     _thresholds: Tensor | None
 
-    def __init__(self, mask: Mask | None = None, ratio: float = 0.0, channels: int = 0, channel_dim: int = 1) -> None:
+    def __init__(self, mask: Mask | None = None, ratio: float = 0.0, channels: int = 0, channel_dim: int = -1) -> None:
         super().__init__()
         self.mask: Mask = mask if mask is not None else Step()
         self.channels = channels
@@ -69,7 +71,7 @@ class Forge(nn.Module):
         if mode == "track" and self.tracker is None:
             if self.mask.statistic != "maximum":
                 raise InputError(f"mask '{self.mask.name}' needs calibrate_, which tracks its {self.mask.statistic}")
-            self.tracker = Maximum(self.bound)
+            self.tracker = Maximum(self.bound, self.channel_dim if self.bound.ndim else None)
         self._mode = mode
 
     @property
@@ -104,9 +106,13 @@ class Forge(nn.Module):
             return x
         if self._mode == "forged":
             return self._forged(x)
-        with torch.no_grad():
-            forged = self._forged(x)
-        return _identity_backward(x, forged)
+        through: Tensor = _IdentityBackward.apply(x, self._forged)  # type: ignore[no-untyped-call]  # untyped in torch
+        return through
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Forge":
+        """Follow the model to another device, but stay in float32: `model.half()` must not move a threshold."""
+        super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), recurse)  # type: ignore[no-untyped-call]
+        return self
 
     def extra_repr(self) -> str:
         bound = f"{self.bound.item():.4g}" if self.bound.ndim == 0 else f"{len(self.bound)} channels"
@@ -133,19 +139,19 @@ class Forge(nn.Module):
 
 
 class _IdentityBackward(torch.autograd.Function):
-    """Returns `forged`; hands the gradient to x unchanged.
+    """Returns forged(x); hands the gradient to x unchanged.
 
-    An autograd function rather than x + (forged - x).detach(): that sum is not bit-identical to `forged`.
+    An autograd function rather than x + (forged(x) - x).detach(): that sum is not bit-identical to forged(x).
     """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, forged: Tensor) -> Tensor:
-        return forged.view_as(forged)
+    def forward(x: Tensor, forged: Callable[[Tensor], Tensor]) -> Tensor:
+        return forged(x)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         return None
 
     @staticmethod
@@ -153,13 +159,8 @@ class _IdentityBackward(torch.autograd.Function):
         return gradients[0], None
 
 
-def _identity_backward(x: Tensor, forged: Tensor) -> Tensor:
-    result: Tensor = _IdentityBackward.apply(x, forged)  # type: ignore[no-untyped-call]  # torch leaves apply untyped
-    return result
-
-
 def check_ratio(ratio: float) -> float:
     """The ratio as a float, or an error unless it lies in [0, 1]."""
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+    if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
         raise InputError(f"ratio must be a number in [0, 1], got {ratio!r}; the paper tries 2^-8, 2^-7, 2^-6")
     return float(ratio)

@@ -1,8 +1,9 @@
 """The masks of the forged function (eqs. 7 to 10), and the MeanSparse operator to compare them with.
 
 A mask maps an activation x and a threshold c_th to the forged activation. Above the threshold every mask is the
-identity, bit for bit; NaN stays NaN. Two figures say how far a mask is from being 1-Lipschitz: `max_slope`, its
-largest derivative, and `jump(threshold)`, the size of its discontinuity. `docs/caveats.md` says why both matter.
+identity, bit for bit (with 16-bit activations Step rounds its threshold to their type); NaN stays NaN. Two figures
+say how far a mask is from being 1-Lipschitz: `max_slope`, its largest derivative, and `jump(threshold)`, the size of
+its discontinuity. `docs/method.md` says why both matter.
 """
 
 import dataclasses
@@ -131,14 +132,18 @@ class Smooth:
         For `absolute` and `signed` it is the largest over every threshold.
         """
 
-        # The slope rises until 2 + a u (1 - 2 s) changes sign, which it does once; `relative` ends at u = 1.
-        low, high = 0.0, 1.0 if self.argument == "relative" else (abs(self.b) + 10) / self.a
-        for _ in range(60):
-            u = (low + high) / 2
-            rising = 2 + self.a * u * (1 - 2 * _sigmoid(self.a * u - self.b)) > 0
-            low, high = (u, high) if rising else (low, u)
-        s = _sigmoid(self.a * high - self.b)
-        return max(1.0, s + self.a * high * s * (1 - s))
+        # In v = a u the slope depends on b alone; beyond |b| + 40 the sigmoid is flat to double precision.
+        far = abs(self.b) + 40
+        low, high = (0.0, self.a) if self.argument == "relative" else (-far if self.argument == "signed" else 0.0, far)
+        steepest = 1.0
+        for _ in range(3):  # a grid, then finer ones around its best point
+            v = torch.linspace(low, high, 10_001, dtype=torch.float64)
+            s = torch.sigmoid(v - self.b)
+            slopes = (s + v * s * (1 - s)).abs()
+            best, margin = float(v[slopes.argmax()]), (high - low) / 1000
+            low, high = max(low, best - margin), min(high, best + margin)
+            steepest = max(steepest, float(slopes.max()))
+        return steepest
 
     def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
         u = x if self.argument == "signed" else x.abs()
@@ -175,16 +180,12 @@ class MeanCentred:
 
 def _divisor(threshold: Threshold) -> Threshold:
     """The threshold, but 1 for a dead channel, whose threshold of 0 would make NaN of 0 / 0."""
-    return torch.where(threshold > 0, threshold, 1.0) if isinstance(threshold, Tensor) else threshold
-
-
-def _sigmoid(value: float) -> float:
-    return 0.5 * (1 + math.tanh(0.5 * value))
+    return torch.where(threshold > 0, threshold, 1.0) if isinstance(threshold, Tensor) else threshold or 1.0
 
 
 def _mask_inside(factor: Tensor, x: Tensor, threshold: Threshold) -> Tensor:
     """x * factor up to the threshold, x itself above it: rounding in the factor cannot leak out."""
-    return torch.where(x.abs() <= threshold, x * factor, x)
+    return torch.where(x.abs() <= threshold, (x * factor).to(x.dtype), x)
 
 
 MASKS: dict[str, type[Any]] = {mask.name: mask for mask in (Step, Piecewise, Smooth, MeanCentred)}

@@ -17,10 +17,12 @@ from lipforge.forge.insert import forges, insert_, remove_, require_forges
 from lipforge.forge.layer import Calibration, Forge, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
 from lipforge.forge.sites import Site
+from lipforge.forge.trace import ACTIVATIONS, LAYERS
 from lipforge.forge.unwrap import unwrap
 from lipforge.records import read_json, write_json
 
 FORMAT = 1
+FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,20 @@ class SiteRecipe:
     ratio: float
     bound: float | list[float]
     centre: list[float] | None = None
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+        if not isinstance(self.layer, str) or not _is_whole(self.in_features) or self.in_features < 0:
+            raise InputError(f"in_features must be a count and layer a name, got {self.in_features!r}, {self.layer!r}")
+        if not _is_whole(self.channel_dim) or not -4 <= self.channel_dim <= -1:
+            raise InputError(f"channel_dim must lie in -4..-1, got {self.channel_dim!r}")
+        _check_values("bound", self.bound if isinstance(self.bound, list) else [self.bound], low=0)
+        if isinstance(self.bound, list) and len(self.bound) != self.in_features:
+            raise InputError(f"bound must have one value per channel ({self.in_features}), got {len(self.bound)}")
+        if self.centre is not None:
+            _check_values("centre", self.centre, low=-FLOAT32_MAX)
+            if not isinstance(self.bound, list) or len(self.centre) != len(self.bound):
+                raise InputError("centre must have one value per channel, as bound has")
 
 
 @dataclass(frozen=True)
@@ -106,7 +122,7 @@ class Recipe:
             layer = modules.get(name)
             if layer is None:
                 differences.append(f"'{name}' does not exist")
-            elif type(layer).__name__ != site.layer:
+            elif not isinstance(layer, LAYERS + ACTIVATIONS) or type(layer).__name__ != site.layer:
                 differences.append(f"'{name}' is a {type(layer).__name__}, not a {site.layer}")
             elif (features := in_features(layer)) is not None and features != site.in_features:
                 differences.append(f"'{name}' takes {features} features, not {site.in_features}")
@@ -122,6 +138,12 @@ def recipe_of(model: nn.Module) -> Recipe:
     found = require_forges(model)
     modules = dict(unwrap(model).named_modules())
     first = next(iter(found.values()))
+    for name, forge in found.items():
+        if forge.mask != first.mask or forge.calibration != first.calibration:
+            raise RecipeError(
+                f"a recipe has one mask and one calibration, but site '{name}' has another than "
+                f"'{next(iter(found))}'; forge all sites alike, or calibrate_ them together"
+            )
     sites = {
         name: SiteRecipe(
             layer=type(modules[name]).__name__,
@@ -170,7 +192,9 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in _tensors(unwrap(model).state_dict()):
         digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+        plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
+        digest.update(plain.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 
@@ -191,17 +215,40 @@ def in_features(layer: nn.Module) -> int | None:
 def _from_dict(fields: dict[str, Any]) -> Recipe:
     if not isinstance(fields, dict):
         raise InputError("it holds no object")
-    if fields["format"] != FORMAT:
+    if not _is_whole(fields["format"]) or fields["format"] != FORMAT:
         raise InputError(f"its format is {fields['format']!r}, expected {FORMAT}")
-    if not fields["sites"]:
+    if not isinstance(fields["sites"], dict) or not fields["sites"]:
         raise InputError("it has no sites")
-    sites = {name: SiteRecipe(**site) for name, site in fields["sites"].items()}
-    for name, site in sites.items():
-        check_ratio(site.ratio)
-        values = site.bound if isinstance(site.bound, list) else [site.bound]
-        if not values or not all(isinstance(value, int | float) and 0 <= value < float("inf") for value in values):
-            raise InputError(f"the bound of site '{name}' must be finite and not negative, got {site.bound}")
-    return Recipe(**{**fields, "mask": mask_from_dict(fields["mask"]), "sites": sites})
+    if not _is_whole(fields["images_seen"]):
+        raise InputError(f"images_seen must be a count, got {fields['images_seen']!r}")
+    for name in ("data", "statistic", "architecture", "weights", "lipforge"):
+        if not isinstance(fields[name], str):
+            raise InputError(f"{name} must be a text, got {fields[name]!r}")
+    mask = mask_from_dict(fields["mask"])
+    sites = {name: _site_from_dict(name, site, mask) for name, site in fields["sites"].items()}
+    return Recipe(**{**fields, "mask": mask, "sites": sites})
+
+
+def _site_from_dict(name: str, fields: dict[str, Any], mask: Mask) -> SiteRecipe:
+    try:
+        site = SiteRecipe(**fields)
+    except (InputError, TypeError) as error:
+        raise InputError(f"site '{name}': {error}") from None
+    if (site.centre is not None) != (mask.statistic == "moments"):
+        raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
+    return site
+
+
+def _check_values(name: str, values: Any, low: float) -> None:
+    if not isinstance(values, list) or not values:
+        raise InputError(f"{name} must be a number or a list of numbers, got {values!r}")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= FLOAT32_MAX:
+            raise InputError(f"{name} must be finite{' and not negative' if low == 0 else ''}, got {value!r}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:

@@ -10,7 +10,9 @@ from typing import Literal
 
 from torch import nn
 
-from lipforge.forge.trace import Graph
+from lipforge.forge.trace import CONVS, Graph
+
+JOINS = ("add", "sub", "rsub", "addcmul", "lerp")
 
 Role = Literal["conv", "mlp", "depthwise", "shortcut", "attention", "gate", "first", "last", "between", "activation"]
 
@@ -51,10 +53,9 @@ def roles(graph: Graph, layers: dict[str, nn.Module]) -> dict[str, Call]:
         node = graph.nodes[index]
         if node.layer is not None:
             role = "activation" if node.op == "activation" else found.get(index) or ends.get(index, "between")
-            known = result.get(node.layer) or Call(
-                index, role, node.input_shape, _channel_dim(index, graph, layers), frozenset()
-            )
-            channels = known.channels | {node.input_shape[known.channel_dim]}
+            dim = _channel_dim(index, graph, layers)
+            known = result.get(node.layer) or Call(index, role, node.input_shape, dim, frozenset())
+            channels = known.channels | set(node.input_shape[dim:][:1])
             result[node.layer] = dataclasses.replace(known, channels=channels)
     return result
 
@@ -65,16 +66,30 @@ def _is_attention(index: int, graph: Graph, layers: dict[str, nn.Module]) -> boo
 
 
 def _channel_dim(index: int, graph: Graph, layers: dict[str, nn.Module]) -> int:
-    """1 where a conv made or takes the tensor, -1 where a linear layer did."""
+    """Where the channels are, counted from the end: before the positions for a conv, last for a linear layer.
+
+    An activation has them where the nearest layer put them; if the sizes say otherwise (channels last behind a
+    permuted conv), the sizes are right.
+    """
     nearest = graph.layers(graph.ancestors[index])[-1:]
-    return 1 if nearest and is_conv(layers[graph.nodes[nearest[0]].layer or ""]) else -1
+    layer = layers[graph.nodes[nearest[0]].layer or ""] if nearest else None
+    if not isinstance(layer, CONVS):
+        return -1
+    expected, shape = -1 - len(layer.kernel_size), graph.nodes[index].input_shape
+    if graph.nodes[index].op == "activation" and layer.out_channels not in shape[expected:][:1]:
+        return -1
+    return expected
 
 
 def _residual_paths(graph: Graph, layers: dict[str, nn.Module], gates: set[int]) -> list[tuple[int, int]]:
     """(main, shortcut) of every residual addition as bit masks, innermost first."""
     candidates = []
-    for node in graph.nodes:
-        if node.op == "add" and len(node.inputs) == 2:
+    before_a_layer = 0
+    for index in graph.layers((1 << len(graph.nodes)) - 1):
+        before_a_layer |= graph.ancestors[index]
+    for index, node in enumerate(graph.nodes):
+        # What no layer follows is the sum of two heads, not a block.
+        if node.op in JOINS and len(node.inputs) == 2 and before_a_layer >> index & 1:
             left, right = (graph.ancestors[parent] for parent in node.inputs)
             common = left & right
             start = common.bit_length() - 1
@@ -128,14 +143,14 @@ def _main_role(index: int, path: list[int], graph: Graph, layers: dict[str, nn.M
 
 
 def is_conv(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+    return isinstance(layer, CONVS)
 
 
 def is_pointwise(layer: nn.Module) -> bool:
     """A conv that sees one position at a time: a linear layer in disguise."""
-    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and all(size == 1 for size in layer.kernel_size)
+    return isinstance(layer, CONVS) and all(size == 1 for size in layer.kernel_size)
 
 
 def is_depthwise(layer: nn.Module) -> bool:
     """A conv with one group per input channel."""
-    return isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d) and layer.groups == layer.in_channels > 1
+    return isinstance(layer, CONVS) and layer.groups == layer.in_channels > 1

@@ -46,7 +46,7 @@ WHY_NOT: dict[Role, str] = {
 
 @dataclass(frozen=True)
 class Site:
-    """The input of one layer."""
+    """The input of one layer. `in_features` is 0 where calls differ in it, as for an activation that is shared."""
 
     name: str
     rule: str
@@ -100,7 +100,8 @@ def find_sites(
     """The sites of `model`: conv inputs on the main paths of residual blocks, and fc1 and fc2 of MLPs.
 
     The model runs once on one image (a grey one of a size that fits, unless `images` are given); its code is not
-    read. `rules` are united; `include`, `exclude` (globs of layer names) and `types` then restrict the result.
+    read, and nothing changes but what its own forward pass changes (counters, lazy modules). `rules` are united;
+    `include`, `exclude` (globs of layer names) and `types` then restrict the result.
     A model without any residual block gets `plain_layers`: every conv and linear layer but the first and the last.
     """
     model = unwrap(model)
@@ -183,13 +184,12 @@ def _why_not(
         return f"matches a glob of exclude ({', '.join(exclude)})"
     if types and not isinstance(layer, types):
         return f"not of the types {', '.join(kind.__name__ for kind in types)}"
-    if len(call.channels) > 1:
-        return f"called with different channel counts ({', '.join(map(str, sorted(call.channels)))})"
     return ""
 
 
 def _shape(call: Call) -> tuple[int, tuple[int, ...], int]:
-    return call.input_shape[call.channel_dim], call.input_shape, call.channel_dim
+    channels = call.input_shape[call.channel_dim] if len(call.channels) == 1 else 0
+    return channels, call.input_shape, call.channel_dim
 
 
 def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
@@ -211,10 +211,11 @@ def _trace(model: nn.Module, images: Tensor | None) -> Graph:
             return trace(model, images[:1].to(device))
         except Exception as error:
             raise ModelError(f"the model fails on images of the shape {tuple(images.shape[1:])}: {error}") from error
-    failures = []
+    floating = (tensor.dtype for tensor in model.parameters() if tensor.is_floating_point())
+    dtype, failures = next(floating, torch.float32), []
     for shape in _likely_shapes(model):
         try:
-            return trace(model, torch.full((1, *shape), 0.5, device=device))
+            return trace(model, torch.full((1, *shape), 0.5, device=device, dtype=dtype))
         except Exception as error:  # any error only means that this shape does not fit
             failures.append(f"{shape}: {next(iter(str(error).splitlines()), repr(error))}")
     raise SiteError(f"no image size fits this model; pass images=... to show it one. Tried {'; '.join(failures[:3])}")

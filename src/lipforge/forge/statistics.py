@@ -36,6 +36,8 @@ class Maximum:
         self._peak = start.clone()
 
     def update(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
         self.calls += 1
         self._peak = torch.maximum(self._peak, _largest_magnitude(x, self.channel_dim).to(self._peak.dtype))
 
@@ -71,6 +73,8 @@ class Quantile:
         self._counts = torch.zeros(self.BINS, dtype=torch.int64, device=device)
 
     def update(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
         self.calls += 1
         self._peak = torch.maximum(self._peak, _largest_magnitude(x, None).to(self._peak.dtype))
         code = x.abs().float().view(torch.int32) >> self.SHIFT
@@ -107,8 +111,11 @@ class Moments:
         self._squares = torch.zeros(channels, dtype=torch.float64, device=device)
 
     def update(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
         self.calls += 1
-        dims = _other_dims(x, self.channel_dim)
+        x = x.unsqueeze(0)
+        dims = other_dims(x, self.channel_dim)
         self._count += x.numel() // len(self._sum)
         self._sum += x.sum(dims, dtype=torch.float64)
         self._squares += x.double().square_().sum(dims)
@@ -132,7 +139,8 @@ def _largest_magnitude(x: Tensor, channel_dim: int | None) -> Tensor:
     if channel_dim is None:
         low, high = torch.aminmax(_dense(x))  # one read of the tensor, no copy
     else:
-        dims = _other_dims(x, channel_dim)
+        x = x.unsqueeze(0)
+        dims = other_dims(x, channel_dim)
         low, high = x.amin(dims), x.amax(dims)
     return torch.maximum(high, -low)
 
@@ -144,5 +152,6 @@ def _dense(x: Tensor) -> Tensor:
     return x
 
 
-def _other_dims(x: Tensor, channel_dim: int) -> list[int]:
+def other_dims(x: Tensor, channel_dim: int) -> list[int]:
+    """Every dimension but the channels'; `x` needs a second one, for torch takes an empty list to mean all."""
     return [dim for dim in range(x.ndim) if dim != channel_dim % x.ndim]

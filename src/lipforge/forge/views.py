@@ -1,8 +1,9 @@
 """Classifiers over one set of weights: the same model plain, forged, or with a straight-through backward pass.
 
-A view is a copy of the module tree that shares every parameter, buffer and other tensor with the original, with the
-mode of its forged functions fixed. Nothing is ever switched, so views may be interleaved, compiled and called from
-threads. A view is a snapshot of ratios and bounds: make a new one after changing them or moving the model.
+A view is a copy of the module tree that shares every parameter, buffer and tensor attribute (also in lists and dicts)
+with the original, with the mode of its forged functions fixed. Nothing is ever switched, so views may be interleaved,
+compiled and called from threads. A view is a snapshot of ratios and bounds: make a new one after changing them or
+moving the model.
 """
 
 import copy
@@ -46,20 +47,18 @@ def _shared_copy(model: nn.Module) -> nn.Module:
     check_eval(inner)
     memo: dict[int, Any] = {}
     for module in inner.modules():
-        _remember_tensors(vars(module), memo)
+        _remember_tensors(vars(module), memo, set())
     try:
         return copy.deepcopy(inner, memo)
     except Exception as error:
         raise ModelError(f"the model cannot be copied for a view, as copy.deepcopy fails on it: {error}") from error
 
 
-def _remember_tensors(value: Any, memo: dict[int, Any]) -> None:
+def _remember_tensors(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
     """Tell deepcopy to keep every tensor inside `value` (attributes, lists, dicts) instead of copying it."""
     if isinstance(value, Tensor):
         memo[id(value)] = value
-    elif isinstance(value, dict):
-        for item in value.values():
-            _remember_tensors(item, memo)
-    elif isinstance(value, list | tuple | set):
-        for item in value:
-            _remember_tensors(item, memo)
+    elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            _remember_tensors(item, memo, seen)
