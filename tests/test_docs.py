@@ -1,0 +1,79 @@
+"""The pages keep their promises: code blocks run and print what the page shows, links and named tests exist."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
+FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\((?!\w+:|#)(?P<target>[^)#\s]+)[^)]*\)")
+NAMED_TEST = re.compile(r"`(?P<file>test_\w+\.py)::(?P<test>test_\w+)`")
+
+
+def script_of(page: Path) -> str:
+    """The python blocks of a page, each on its own lines, so that a traceback shows the page's line numbers."""
+    text = page.read_text()
+    lines: list[str] = []
+    for block in FENCE.finditer(text):
+        if block["info"].split()[:1] == ["python"] and "no-run" not in block["info"]:
+            lines += [""] * (text.count("\n", 0, block.start("body")) - len(lines))
+            lines += block["body"].splitlines()
+    return "\n".join(lines).rstrip()
+
+
+def promised_output(page: Path) -> str:
+    return "".join(block["body"] for block in FENCE.finditer(page.read_text()) if block["info"] == "text output")
+
+
+def run(page: Path, folder: Path) -> str:
+    """What the blocks of a page print, run in order in a fresh process in an empty folder."""
+    script = folder / f"{page.stem}.py"
+    script.write_text(script_of(page))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONWARNINGS": "error"}
+    environment.update(LIPFORGE_CACHE=str(folder / "cache"), OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, script], cwd=folder, env=environment, capture_output=True, timeout=300)
+    assert done.returncode == 0, done.stderr.decode()
+    return done.stdout.decode()
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if script_of(page)], ids=lambda page: page.name)
+def test_the_code_of_a_page_runs_and_prints_what_the_page_shows(page, tmp_path):
+    assert run(page, tmp_path) == promised_output(page)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_relative_link_leads_to_a_file(page):
+    targets = [link["target"] for link in LINK.finditer(FENCE.sub("", page.read_text()))]
+    assert [target for target in targets if not (page.parent / target).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_test_that_a_page_names_exists(page):
+    named = [(match["file"], match["test"]) for match in NAMED_TEST.finditer(page.read_text())]
+    missing = [
+        f"{file}::{test}"
+        for file, test in named
+        if not any(f"def {test}(" in path.read_text() for path in (ROOT / "tests").rglob(file))
+    ]
+    assert missing == []
+
+
+def test_a_block_is_cut_out_with_its_line_numbers(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("# T\n\n```python\na = 1\n```\n\n```python no-run\nb\n```\n\n```text output\n1\n```\n")
+    assert script_of(page) == "\n\n\na = 1"
+    assert promised_output(page) == "1\n"
+
+
+def test_code_that_fails_or_prints_something_else_is_noticed(tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text("```python\nprint(2)\n```\n\n```text output\n1\n```\n")
+    assert run(page, tmp_path) != promised_output(page)
+    page.write_text("```python\n1 / 0\n```\n")
+    with pytest.raises(AssertionError, match=r"line 2, in <module>(.|\n)*ZeroDivisionError"):
+        run(page, tmp_path)
