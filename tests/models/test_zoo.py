@@ -32,22 +32,6 @@ def test_all_names_of_the_tables_are_in_robustbench():
         assert find_entry(spec.removeprefix("robustbench:")).drive_ids
 
 
-@pytest.mark.zoo
-@pytest.mark.slow
-@pytest.mark.parametrize("model", PAPER_MODELS, ids=lambda model: model.spec.removeprefix("robustbench:"))
-def test_every_model_of_the_paper_builds_in_eval_mode_without_masks(model):
-    network = load_model(model.spec, pretrained=False)
-    assert not any(module.training for module in network.modules())
-    assert carried_masks(network) == []
-
-
-@pytest.mark.zoo
-@pytest.mark.slow
-@pytest.mark.parametrize("spec", OTHERS)
-def test_the_other_models_of_its_leaderboards_build(spec):
-    assert carried_masks(load_model(spec, pretrained=False)) == []
-
-
 # Closed forms: a mask before each of the two activations and at the end of each block of the WideResNets, and one
 # before the head; two per block of ConvNeXt-L (3 + 3 + 27 + 3 blocks) and four per block of Swin-L (24 blocks).
 MASKS = {
