@@ -108,7 +108,7 @@ def test_forging_skips_an_unreadable_image_only_if_asked_and_says_so(run, folder
     assert len(ended.err.splitlines()) == 1
 
 
-def test_missing_data_says_each_way_to_provide_it(run, tmp_path):
+def test_a_missing_file_of_images_is_named_and_a_present_one_is_read(run, tmp_path):
     ended = run("forge", "resnet20", "--no-weights", "--data", "npz:none.npz")
     assert ended.code == 2
     assert "none.npz" in ended.err
