@@ -1,7 +1,7 @@
 """Progress on stderr with the time left, for whatever takes longer than two seconds."""
 
 import sys
-import time
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -31,24 +31,23 @@ def progress(label: str, total: int | None, *, show: bool | None = None) -> Iter
         return
     bar = Progress(
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
+        TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
         transient=False,
     )
     task = bar.add_task(label, total=total, note="")
-    started = time.monotonic()
-
-    def step(advance: int, note: str = "") -> None:
-        bar.update(task, advance=advance, note=note)
-        if not bar.live.is_started and time.monotonic() - started > PATIENCE:
-            bar.start()
-
+    # A timer, because the first piece of work may itself take a minute.
+    patience = threading.Timer(PATIENCE, bar.start)
+    patience.daemon = True
+    patience.start()
     try:
-        yield step
+        yield lambda advance, note="": bar.update(task, advance=advance, note=note)
     finally:
+        patience.cancel()
+        patience.join()
         if bar.live.is_started:
             bar.stop()

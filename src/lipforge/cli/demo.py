@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from lipforge.attacks import PGD
 from lipforge.batching import batches
 from lipforge.cli import options
-from lipforge.cli.output import notes, print_json, ratio_text, results, table
+from lipforge.cli.output import note, notes, print_json, ratio_text, results, table
 from lipforge.data import View, load_data, split, take
 from lipforge.errors import DataError
 from lipforge.evaluation import clean_accuracy, clopper_pearson
@@ -86,7 +86,7 @@ def _images() -> tuple[View, View]:
         calibration, _, test = split(load_data("cifar10"), calibration=5000, validation=0)
         return calibration, take(test, 2000)
     except DataError as error:
-        notes.print(f"[yellow]CIFAR-10 cannot be had here, so the demo uses the 1,000 images it ships with.[/] {error}")
+        note(f"CIFAR-10 cannot be had here, so the demo uses the 1,000 images it ships with. {error}")
         calibration, _, test = split(load_data("cifar10-sample"), calibration=500, validation=0)
         return calibration, test
 

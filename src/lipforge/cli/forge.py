@@ -8,7 +8,7 @@ import typer
 
 from lipforge.batching import BATCH_SIZE, ImageData
 from lipforge.cli import options
-from lipforge.cli.output import notes, print_json, ratio_text, results, table
+from lipforge.cli.output import note, print_json, ratio_text, results, table
 from lipforge.cli.ranks import Rank, process_group
 from lipforge.data.split import view
 from lipforge.errors import InputError
@@ -23,9 +23,7 @@ def forge(
     model: options.Model,
     data: options.Data = "cifar10:train",
     out: Annotated[str, typer.Option(help="Where to write the recipe.")] = "recipe.json",
-    mask: Annotated[
-        str, typer.Option(help="step, piecewise:d=0.5, smooth:a=20,b=10,argument=relative or mean-centred.")
-    ] = "step",
+    mask: options.Mask = "step",
     ratio: Annotated[str, typer.Option(help="Share of the bound below which activations are forged.")] = "2^-7",
     limit: options.Limit = None,
     seed: options.Seed = None,
@@ -60,6 +58,7 @@ def forge(
     torchrun --nproc-per-node 8 -m lipforge forge my_model.py:build --data cifar10:train
     """
     chosen_mask, chosen_ratio = parse_mask(mask), parse_number(ratio, name="ratio")
+    options.check_out(out)
     where = options.pick_device(device)
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
@@ -67,7 +66,7 @@ def forge(
         loaded = load_model(model, weights, weights_dir=weights_dir, pretrained=not no_weights).to(where)
         masks = carried_masks(loaded)
         if masks and rank.is_first:
-            notes.print(f"[yellow]note:[/] this model carries {len(masks)} MeanSparse masks already; forging adds more")
+            note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")
         started = time.perf_counter()
         recipe = forge_(
             loaded,

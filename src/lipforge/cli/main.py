@@ -2,18 +2,19 @@
 
 import sys
 import traceback
-from importlib.metadata import version
-from typing import Annotated
+import warnings
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, TextIO
 
-import click
 import typer
-from rich.markup import escape
 
 from lipforge.cli import data, demo, forge, sites, train
-from lipforge.cli.output import notes
+from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
+PACKAGE = Path(__file__).parent.parent
 
 app = typer.Typer(
     name="lipforge",
@@ -33,7 +34,10 @@ app.add_typer(data.app, name="data")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        print(version("lipforge"))
+        try:
+            print(version("lipforge"))
+        except PackageNotFoundError:
+            print("unknown: run from a source tree that was never installed")
         raise typer.Exit
 
 
@@ -52,15 +56,13 @@ def main() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
-        sys.exit(app(arguments, standalone_mode=False) or 0)
-    except click.exceptions.Exit as exit_request:
-        sys.exit(exit_request.exit_code)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(WRONG_USE)
-    except (KeyboardInterrupt, click.Abort):
-        notes.print("interrupted; what was written is whole, and the same command starts again")
-        sys.exit(INTERRUPTED)
+        with warnings.catch_warnings():
+            warnings.showwarning = _show_warning
+            app(arguments, prog_name="lipforge")
+    except SystemExit as request:  # typer turns Ctrl-C into this exit code, without a word
+        if request.code == INTERRUPTED:
+            notes.print("interrupted; what was written is whole, and the same command starts again")
+        raise
     except (LipforgeError, OSError) as error:
         _explain(error, debug, WRONG_USE)
     except Exception as error:
@@ -70,11 +72,22 @@ def main() -> None:
 def _explain(error: Exception, debug: bool, code: int) -> None:
     if debug:
         traceback.print_exc()
-    notes.print(f"[bold red]error:[/] {_escape(error)}", soft_wrap=True)
+    note(str(error) or type(error).__name__, word="error", style="bold red")
     if code == BUG and not debug:
-        notes.print(f"This looks like a bug ({type(error).__name__}); --debug shows where it happened.")
+        notes.print(f"This is unexpected ({type(error).__name__}); --debug shows where it happened.")
     sys.exit(code)
 
 
-def _escape(error: Exception) -> str:
-    return escape(str(error)) or type(error).__name__
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: TextIO | None = None,
+    line: str | None = None,
+) -> None:
+    """Our own warnings are for the user, in one line; those of other packages keep saying where they come from."""
+    if Path(filename).is_relative_to(PACKAGE):
+        note(str(message))
+    else:
+        notes.print(warnings.formatwarning(message, category, filename, lineno, line), end="", soft_wrap=True)

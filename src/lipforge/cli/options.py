@@ -1,16 +1,36 @@
 """Options that several commands share, spelled once."""
 
+import os
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import torch
 import typer
 
-from lipforge.data import DataSet, FolderOptions, load_data
+from lipforge.cli.ranks import own_device
+from lipforge.data import DataSet, FolderOptions, list_data, load_data
 from lipforge.errors import InputError
+from lipforge.forge.masks import MASKS
+from lipforge.forge.sites import RULES
+from lipforge.models import list_models
+
+
+def _complete(names: Callable[[], list[str]]) -> Callable[[str], list[str]]:
+    """What the shell offers after TAB: the names that begin with what is there already."""
+    return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
+
+
+_complete_mask = _complete(lambda: [name.replace("_", "-") for name in MASKS])
+_complete_model = _complete(lambda: [name for names in list_models().values() for name in names])
+_complete_data = _complete(lambda: [entry.name.removesuffix("PATH") for entry in list_data()])
+_complete_rule = _complete(lambda: list(RULES))
 
 Model = Annotated[
     str,
     typer.Argument(
+        metavar="MODEL",
+        autocompletion=_complete_model,
         help="A bundled name, an architecture (wrn-28-10), robustbench:DATASET/THREAT/NAME, timm:NAME, "
         "torchvision:NAME, package.module:function or path/to/file.py:function.",
         show_default=False,
@@ -20,10 +40,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instea
 Weights = Annotated[str | None, typer.Option(help="A checkpoint file: safetensors, or what torch.save wrote.")]
 WeightsDir = Annotated[str | None, typer.Option(help="A folder of checkpoints to search before any download.")]
 NoWeights = Annotated[bool, typer.Option("--no-weights", help="The architecture with random weights.")]
+Mask = Annotated[
+    str,
+    typer.Option(
+        autocompletion=_complete_mask,
+        help="step, piecewise:d=0.5, smooth:a=20,b=10,argument=relative or mean-centred.",
+    ),
+]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
         "--rule",
+        autocompletion=_complete_rule,
         help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
         "shortcut_convs, attention_projections, gate_layers, plain_layers, activations, name:GLOB.",
     ),
@@ -33,8 +61,9 @@ Exclude = Annotated[list[str] | None, typer.Option(help="Leave out sites that ma
 Data = Annotated[
     str,
     typer.Option(
+        autocompletion=_complete_data,
         help="cifar10, cifar10:train, cifar100, mnist, fashion-mnist, cifar10-sample, folder:PATH, npz:PATH, "
-        "npy:IMAGES,LABELS, idx:PATH or hub:PATH."
+        "npy:IMAGES,LABELS, idx:PATH or hub:PATH.",
     ),
 ]
 Root = Annotated[str | None, typer.Option(help="A folder where you keep published data files (or LIPFORGE_DATA).")]
@@ -63,12 +92,24 @@ def open_data(spec: str, limit: int | None, seed: int | None, root: str | None, 
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name, checked; `auto` prefers an accelerator."""
+    """The device of that name for this process, checked; `auto` prefers an accelerator."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
-        device = torch.device(name)
+        device = own_device(torch.device(name))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device must be one that torch can use here, got {name!r}: {str(error)[:100]}") from None
     return device
+
+
+def check_out(out: str) -> None:
+    """Raise if a file cannot be written there: before the work, not after it."""
+    path = Path(out)
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
+    if path.is_dir():
+        raise InputError(f"--out must name a file, got the folder {out}")
+    if not folder.is_dir():
+        raise InputError(f"--out {out} cannot be written: {folder} is a file, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out} cannot be written: no permission to write in {folder}")

@@ -4,11 +4,18 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from lipforge.records import to_json
 
-results = Console(highlight=False)
-notes = Console(stderr=True, highlight=False)
+# No markup and no emoji codes: names and messages are printed as they are, even "[old]" and "model.py:dog: ...".
+results = Console(highlight=False, markup=False, emoji=False)
+notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
+
+
+def note(text: str, *, word: str = "note", style: str = "yellow") -> None:
+    """One line on stderr that a coloured word introduces."""
+    notes.print(Text.assemble((f"{word}:", style), " ", text), soft_wrap=True)
 
 
 def table(title: str, columns: dict[str, str], rows: list[list[str]]) -> Table:
@@ -23,7 +30,7 @@ def table(title: str, columns: dict[str, str], rows: list[list[str]]) -> Table:
 
 def print_json(value: Any) -> None:
     """One JSON value on stdout and nothing else, for programs to read."""
-    print(to_json(value), end="")
+    print(to_json(value), end="", flush=True)
 
 
 def ratio_text(ratio: float) -> str:

@@ -1,7 +1,7 @@
 """`lipforge sites`: where forged functions would go."""
 
 from lipforge.cli import options
-from lipforge.cli.output import notes, print_json, results, table
+from lipforge.cli.output import note, print_json, results, table
 from lipforge.forge import Survey, find_sites
 from lipforge.forge.sites import DEFAULT_RULES
 from lipforge.models import carried_masks, load_model
@@ -34,7 +34,7 @@ def sites(
         return
     _show(model, survey)
     if masks:
-        notes.print(f"[yellow]note:[/] this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'")
+        note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")
 
 
 def _show(model: str, survey: Survey) -> None:

@@ -1,0 +1,175 @@
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+
+COMMANDS = [["sites"], ["forge"], ["demo"], ["train"], ["data", "list"], ["data", "get"], ["data", "check"]]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_the_help_of_a_command_shows_an_example(run, command):
+    ended = run(*command, "--help")
+    assert ended.code == 0
+    assert f"lipforge {' '.join(command)}" in ended.out.split("Example")[1]
+    assert "[bold]" not in ended.out
+
+
+def test_the_help_lists_the_commands_and_the_exit_codes(run):
+    ended = run("-h")
+    assert ended.code == 0
+    for command in ("sites", "forge", "data", "130 interrupted"):
+        assert command in ended.out
+
+
+def test_the_version_is_printed(run):
+    ended = run("--version")
+    assert (ended.code, ended.err) == (0, "")
+    assert ended.out.strip()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "usage", "complaint"),
+    [
+        (["sites"], "lipforge sites", "Missing argument 'MODEL'"),
+        (["forge"], "lipforge forge", "Missing argument 'MODEL'"),
+        (["sites", "resnet20", "--nothing"], "lipforge sites", "No such option: --nothing"),
+        (["sites", "resnet20", "resnet32"], "lipforge sites", "unexpected extra argument"),
+        (["forge", "resnet20", "--limit", "many"], "lipforge forge", "--limit"),
+        (["polish"], "lipforge", "No such command 'polish'"),
+        (["data", "burn"], "lipforge data", "No such command 'burn'"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_wrong_use_ends_with_2_and_the_usage_line(run, arguments, usage, complaint):
+    ended = run(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert f"Usage: {usage}" in ended.err
+    assert complaint in ended.err
+
+
+def test_no_command_at_all_shows_the_help(run):
+    ended = run()
+    assert "Usage: lipforge" in ended.out + ended.err
+    assert "error" not in ended.err
+
+
+def test_an_error_is_one_line_on_stderr_without_a_traceback(run_process):
+    ended = run_process("sites", "resnet2O")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: no model 'resnet2O'")
+    assert "did you mean 'resnet" in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_debug_shows_the_traceback_wherever_it_stands(run, place):
+    arguments = ["sites", "resnet2O"]
+    arguments.insert(place, "--debug")
+    ended = run(*arguments)
+    assert ended.code == 2
+    assert ended.err.startswith("Traceback (most recent call last)")
+    assert ended.err.splitlines()[-1].startswith("error: no model 'resnet2O'")
+
+
+@pytest.mark.parametrize("name", ["[red]mine[/]", "[/]", "[bold", ":dog:", "\\[x]"])
+def test_brackets_and_colons_in_an_error_are_printed_as_they_are(run, name):
+    ended = run("sites", "resnet20", "--rule", name)
+    assert ended.code == 2
+    assert f"unknown rule {name!r}" in ended.err
+
+
+def test_brackets_and_colons_in_a_name_are_printed_as_they_are(run, tmp_path, model_file):
+    folder = tmp_path / "[old]"
+    folder.mkdir()
+    (folder / "net.py").write_text(model_file.read_text() + "\ndog = build\n")
+    ended = run("sites", "[old]/net.py:dog")
+    assert ended.code == 0
+    assert "[old]/net.py:dog: 2 sites" in ended.out
+
+
+def test_an_error_in_a_users_own_code_is_told_with_its_kind_and_the_way_to_its_place(run, tmp_path):
+    (tmp_path / "broken.py").write_text("def build():\n    return {}['width']\n")
+    ended = run("sites", "broken.py:build")
+    assert (ended.code, ended.out) == (70, "")
+    assert "error: 'width'" in ended.err
+    assert "(KeyError); --debug shows where" in ended.err
+    assert "Traceback" not in ended.err
+    shown = run("sites", "broken.py:build", "--debug")
+    assert 'broken.py", line 2, in build' in shown.err
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_warning_of_another_package_says_where_it_comes_from(run, tmp_path, model_file):
+    (tmp_path / "loud.py").write_text(
+        model_file.read_text() + "\nimport warnings\nwarnings.warn('old [API]', FutureWarning)\n"
+    )
+    shown = warnings.showwarning
+    ended = run("sites", "loud.py:build")
+    assert ended.code == 0
+    assert "FutureWarning: old [API]" in ended.err
+    assert "loud.py" in ended.err
+    assert warnings.showwarning is shown
+
+
+def test_an_interrupt_ends_with_130_and_leaves_no_file(run, tmp_path, model_file):
+    stop = "if len(x) > 1: raise KeyboardInterrupt\n        x = F.relu(self.stem(x))"
+    model_file.write_text(model_file.read_text().replace("x = F.relu(self.stem(x))", stop))
+    ended = run("forge", f"{model_file}:build", "--data", "cifar10-sample", "--out", "r.json")
+    assert (ended.code, ended.out) == (130, "")
+    assert ended.err.startswith("interrupted")
+    assert "Traceback" not in ended.err
+    assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX signals")
+def test_ctrl_c_during_calibration_ends_with_130_and_leaves_no_file(environment, tmp_path, model_file):
+    slow = "(open('running', 'w').close(), time.sleep(0.2)) if len(x) > 1 else None\n        x = F.relu(self.stem(x))"
+    model_file.write_text("import time\n" + model_file.read_text().replace("x = F.relu(self.stem(x))", slow))
+    command = [sys.executable, "-m", "lipforge", "forge", f"{model_file}:build", "--data", "cifar10-sample"]
+    process = subprocess.Popen(
+        [*command, "--batch-size", "2", "--no-weights", "--out", "r.json"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "running").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (130, "")
+    assert err.startswith("interrupted")
+    assert "Traceback" not in err
+    assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_gets_a_completion_script(run, monkeypatch, shell):
+    monkeypatch.setenv("_LIPFORGE_COMPLETE", f"source_{shell}")
+    ended = run()
+    assert ended.code == 0
+    assert f"_LIPFORGE_COMPLETE=complete_{shell}" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("line", "offers"),
+    [
+        ("lipforge si", ["sites"]),
+        ("lipforge data ", ["list", "get", "check"]),
+        ("lipforge sites resnet2", ["resnet20"]),
+        ("lipforge forge x --mask p", ["piecewise"]),
+        ("lipforge forge x --data cifar10-", ["cifar10-sample"]),
+        ("lipforge sites x --rule gate", ["gate_layers"]),
+    ],
+)
+def test_the_shell_completes_commands_and_known_names(run, monkeypatch, line, offers):
+    monkeypatch.setenv("_LIPFORGE_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", line)
+    monkeypatch.setenv("COMP_CWORD", str(len(line.split(" ")) - 1))
+    ended = run()
+    assert ended.code == 0
+    assert ended.out.split() == offers
