@@ -119,7 +119,7 @@ def test_resuming_with_other_settings_is_refused_with_the_differences(tmp_path):
 
 def test_resuming_another_model_is_refused(tmp_path):
     train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
-    with pytest.raises(RunError, match="model: "):
+    with pytest.raises(RunError, match=r"model: '11 tensors, .* recorded, '6 tensors, .* wanted"):
         train(toy_net(norm=False), DATA, replace(CONFIG, epochs=1), out=tmp_path)
 
 

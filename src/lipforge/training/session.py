@@ -1,6 +1,7 @@
 """A training run in memory and on disk: what changes from step to step, saved whole and restored bit for bit."""
 
 import copy
+import hashlib
 import io
 import json
 import pickle
@@ -92,10 +93,16 @@ def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: i
 
 def identity(config: TrainConfig, model: nn.Module, data: ImageData, worker: Worker) -> dict[str, Any]:
     """Everything a resumed run must share with the recorded one."""
-    shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
-    description = {"model": shapes, "data": data.name, "images": len(data), "processes": worker.count}
-    plain: dict[str, Any] = {**to_plain(config), **description}
-    return plain
+    tensors = model.state_dict()
+    shapes = repr([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    return {
+        **to_plain(config),
+        "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
+        "data": data.name,
+        "images": len(data),
+        "processes": worker.count,
+    }
 
 
 def claim(out: Path, wanted: dict[str, Any], worker: Worker) -> None:
