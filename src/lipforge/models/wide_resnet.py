@@ -73,12 +73,13 @@ class WideBlock(nn.Module):
         self.conv1 = conv3x3(in_channels, channels, stride)
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv2 = conv3x3(channels, channels)
-        self.activation = activation_layer(activation)
+        # Two modules, so that masks in front of activations (MeanSparse) keep their statistics apart.
+        self.activation1, self.activation2 = activation_layer(activation), activation_layer(activation)
         # A stride always comes with more channels here, except in WRN-d-1's first stage, which has stride 1.
         self.convShortcut = conv1x1(in_channels, channels, stride) if in_channels != channels else None
 
     def forward(self, x: Tensor) -> Tensor:
-        activated = self.activation(self.bn1(x))
+        activated = self.activation1(self.bn1(x))
         carried = x if self.convShortcut is None else self.convShortcut(activated)
-        out: Tensor = carried + self.conv2(self.activation(self.bn2(self.conv1(activated))))
+        out: Tensor = carried + self.conv2(self.activation2(self.bn2(self.conv1(activated))))
         return out
