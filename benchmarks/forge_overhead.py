@@ -38,7 +38,7 @@ def main() -> None:
     if options.memory_of:
         print(peak_memory(options.memory_of))
         return
-    rounds = 7 if options.quick else 31
+    rounds = 5 if options.quick else 15
     results: dict[str, object] = {"threads": options.threads, "rounds": rounds, "torch": torch.__version__}
     for name, batch_size in MODELS.items():
         results[name] = measure(name, batch_size, rounds)

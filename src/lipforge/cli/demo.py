@@ -141,48 +141,50 @@ def _standing(
 
 
 def _show(result: Demo) -> None:
+    base = result.rows[0]
     rows = [
         [
-            "base" if row.ratio == 0 else ratio_text(row.ratio),
+            "base" if row is base else ratio_text(row.ratio),
             f"{100 * row.clean:.1f}",
             f"{100 * row.plain_attack:.1f}",
             f"{100 * row.adaptive_attack:.1f}",
-            _with_interval(row.union, result.attack_count),
-            "" if row.ratio == 0 else f"{100 * (row.union - result.rows[0].union):+.1f}",
-            "" if row.ratio == 0 else f"{row.gained} / {row.lost}",
+            f"{100 * row.union:.1f}",
+            _interval(row.union, result.attack_count),
+            "" if row is base else f"{100 * (row.union - base.union):+.1f}",
+            "" if row is base else f"{row.gained} / {row.lost}",
         ]
         for row in result.rows
     ]
-    columns = ["ratio", "clean", "plain PGD", "adaptive PGD", "both [95 %]", "against base", "images gained / lost"]
+    columns = ["ratio", "clean", "plain", "adaptive", "both", "95 %", "vs base", "gained / lost"]
     counts = f"clean n={result.clean_count}, attacked n={result.attack_count}"
-    title = f"{result.model}, {result.threat}, % correct; {counts}"
-    results.print(table(title, dict.fromkeys(columns, "right"), rows))
+    results.print(table(f"{result.model}, {result.threat}, % correct; {counts}", dict.fromkeys(columns, "right"), rows))
     results.print(
-        "plain: 20 margin-loss steps through the masks. adaptive: the same with the identity as the masks' backward "
-        "pass.\nBoth is what counts: an image is robust only if neither attack fools it. The base model faces two "
-        "attacks as well.\n"
+        "plain: PGD, 20 margin-loss steps through the masks. adaptive: the same, with the identity as the masks'\n"
+        "backward pass. both: robust only if neither attack fools it; this is the column that counts. The base\n"
+        "model faces two attacks as well. gained / lost: images against the base model.\n"
     )
-    results.print(_sentence(result))
+    results.print(_sentence(result), soft_wrap=True)
 
 
-def _with_interval(share: float, count: int) -> str:
+def _interval(share: float, count: int) -> str:
     low, high = clopper_pearson(round(share * count), count)
-    return f"{100 * share:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
+    return f"{100 * low:.1f}..{100 * high:.1f}"
 
 
 def _sentence(result: Demo) -> str:
-    """What the table says about the paper's headline ratio, in one sentence."""
-    base = result.rows[0]
-    row = next(row for row in result.rows if row.ratio == HEADLINE)
-    difference = row.gained - row.lost
+    """What the table says, in words: about the paper's headline ratio, and about the largest apparent gain."""
+    base, forged_rows = result.rows[0], result.rows[1:]
+    row = next(row for row in forged_rows if row.ratio == HEADLINE)
+    best = max(forged_rows, key=lambda row: row.plain_attack)
     fooled = f"{row.gained} images gained, {row.lost} lost out of {result.attack_count}"
-    through_masks = 100 * (row.plain_attack - base.plain_attack)
-    if difference <= 0:
-        return (
-            f"At the paper's ratio 2^-7 forging did not make this model more robust: {fooled} once an attack ignores "
-            f"the masks (a plain attack alone says {through_masks:+.1f} points)."
-        )
+    if row.gained <= row.lost:
+        verdict = f"At the paper's ratio 2^-7 forging did not make this model more robust: {fooled}."
+    else:
+        verdict = f"At the paper's ratio 2^-7 the forged model stands on more images, which is no proof yet: {fooled}."
+    apparent, real = 100 * (best.plain_attack - base.plain_attack), 100 * (best.union - base.union)
+    if apparent <= 0:
+        return verdict
     return (
-        f"At the paper's ratio 2^-7 the forged model stands against both attacks on more images: {fooled}. "
-        "That is a first look with two weak attacks, not yet proof."
+        f"{verdict}\nThe largest gain that the plain attack shows, {apparent:+.1f} points at {ratio_text(best.ratio)}, "
+        f"is {real:+.1f} once an attack ignores the masks."
     )
