@@ -1,0 +1,70 @@
+"""AutoAttack (Croce and Hein 2020): the attacks, the order and the budgets of the reference, without its wasted work.
+
+What differs from the reference, and why: images leave inside every attack when they are fooled; clean logits are
+computed once; FAB stops inside eps and asks the model once per step; random numbers depend on the image's id, not on
+the batch; Square's windows reach the last row and column and are drawn for each image by itself; APGD compares its
+first step with its start; a random model's logits are the mean over the repeats, not the last of them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from lipforge.attacks.apgd import APGD, TargetedAPGD
+from lipforge.attacks.base import Attack
+from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.checks import class_notes, model_notes, square_notes
+from lipforge.attacks.fab import FAB
+from lipforge.attacks.square import Square
+from lipforge.attacks.trial import Trial
+from lipforge.errors import InputError
+
+Version = Literal["standard", "plus", "rand"]
+TARGETS = 9
+
+
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings."""
+
+    name: ClassVar[str] = "autoattack"
+    version: str = "standard"
+
+    def __post_init__(self) -> None:
+        if self.version not in get_args(Version):
+            raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}")
+
+    def attack(self, trial: Trial) -> None:
+        """Check the model, run the cascade, and note what is suspicious."""
+        classes = trial.clean_logits().shape[1]
+        trial.notes += model_notes(trial, random_expected=self.version == "rand")
+        if self.version != "rand" or classes < 3:
+            trial.notes += class_notes(classes, targets=TARGETS)
+        self.cascade(classes).attack(trial)
+        trial.notes += square_notes(trial.stages, len(trial.x))
+
+    def cascade(self, classes: int) -> Cascade:
+        """The attacks for a model with that many classes.
+
+        >>> [attack.name for attack in AutoAttack().cascade(10).attacks]
+        ['apgd', 'apgd-t', 'fab', 'square']
+        """
+        if classes < 2:
+            raise InputError(f"the model must have at least 2 classes, got {classes}")
+        dlr = "dlr" if classes >= 3 else "margin"
+        targets = min(TARGETS, classes - 1)
+        targeted = TargetedAPGD(targets=targets, loss="dlr" if classes >= 4 else "margin")
+        fab, square = FAB(targets=targets), Square()
+        attacks: tuple[Attack, ...]
+        if self.version == "standard":
+            attacks = (APGD(), targeted, fab, square)
+        elif self.version == "plus":
+            untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
+            attacks = (*untargeted, square, targeted, fab)
+        else:
+            attacks = (APGD(repeats=20), APGD(loss=dlr, repeats=20))
+        return Cascade(attacks)
+
+
+def autoattack(version: Version = "standard") -> AutoAttack:
+    """AutoAttack in the version "standard", "plus" (more restarts) or "rand" (for models with random outputs)."""
+    return AutoAttack(version)
