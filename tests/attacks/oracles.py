@@ -62,13 +62,17 @@ class LinearClasses(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return (x - 0.5).flatten(1) @ self.weight.T
 
-    def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
-        """How far (N,) the nearest boundary of class y is, where [0, 1] does not bind."""
+    def distances(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        """How far (N, K) the boundary of class y to each class is, where [0, 1] does not bind; infinite to itself."""
         logits = self(x)
         gap = logits.gather(1, y[:, None]) - logits
         between = self.weight[y][:, None] - self.weight[None]
         dual = between.abs().sum(dim=2) if norm == "linf" else between.square().sum(dim=2).sqrt()
-        return torch.where(dual > 0, gap / dual.clamp_min(1e-12), torch.inf).amin(dim=1).detach()
+        return torch.where(dual > 0, gap / dual.clamp_min(1e-12), torch.inf).detach()
+
+    def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        """How far (N,) the nearest boundary of class y is."""
+        return self.distances(x, y, norm).amin(dim=1)
 
 
 def linear_classes(classes: int, count: int = 60) -> tuple[LinearClasses, Tensor, Tensor]:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, FAB, AutoAttack, Square, TargetedAPGD, autoattack
+from lipforge.attacks import APGD, FAB, AutoAttack, Cascade, Escalate, Rounds, Square, TargetedAPGD, autoattack
 from lipforge.errors import InputError
 from lipforge.types import Threat
 from tests.attacks.oracles import linear_classes, small_images, small_net
@@ -26,22 +26,33 @@ from tests.attacks.test_checks import Rounding
             ),
         ),
         ("rand", (APGD(repeats=20), APGD(loss="dlr", repeats=20))),
+        (
+            "fast",
+            (
+                APGD(steps=20, loss="margin"),
+                TargetedAPGD(steps=20, targets=3, loss="margin", order="near"),
+                Rounds(),
+                Escalate(),
+            ),
+        ),
     ],
 )
-def test_the_attacks_and_budgets_are_those_of_the_reference(version, expected):
+def test_the_attacks_and_budgets_are_the_documented_ones(version, expected):
     assert autoattack(version).cascade(10).attacks == expected
     assert (APGD().steps, TargetedAPGD().targets, FAB().steps, Square().queries) == (100, 9, 100, 5000)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("version", ["standard", "fast"])
 @pytest.mark.parametrize("classes", [2, 3, 4])
-def test_few_classes_are_attacked_exactly_with_a_note(classes, norm):
+def test_few_classes_are_attacked_exactly(classes, version, norm):
     model, x, y = linear_classes(classes, count=24)
     distance = model.distance(x, y, norm)
     # All images can be fooled, some just so: none should be left for Square's 5,000 queries.
-    result = autoattack().run(model, x, y, threat=Threat(norm, 1.01 * float(distance.max())))
+    result = autoattack(version).run(model, x, y, threat=Threat(norm, 1.01 * float(distance.max())))
     assert result.fooled.all()
-    assert any(f"the model has {classes} classes" in note for note in result.notes)
+    if version == "standard":
+        assert any(f"the model has {classes} classes" in note for note in result.notes)
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -61,6 +72,18 @@ def test_masked_gradients_are_noted_twice():
     assert any("Square, which uses no gradients" in note for note in result.notes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.012), ("l2", 0.45)])
+def test_fast_leaves_as_many_as_the_gradient_attacks_of_standard_in_a_third_of_the_passes(fitted, norm, eps):
+    net, x, y = fitted
+    fast = autoattack("fast").run(net, x, y, threat=Threat(norm, eps))
+    slow = Cascade((APGD(), TargetedAPGD())).run(net, x, y, threat=Threat(norm, eps))
+    assert 16 <= (~slow.fooled).sum() <= 64
+    assert (~fast.fooled).sum() <= (~slow.fooled).sum() + 1
+    gradient_stages = fast.stages[1:4]
+    assert sum(stage.backwards for stage in gradient_stages) < 0.3 * int(slow.backwards.sum())
+
+
 def test_rand_averages_over_a_random_model_without_a_note():
     net = small_net(classes=4)
     x, y = small_images(net, 6)
@@ -78,5 +101,5 @@ def test_rand_averages_over_a_random_model_without_a_note():
 def test_a_model_with_one_class_and_an_unknown_version_are_refused():
     with pytest.raises(InputError, match="at least 2 classes"):
         AutoAttack().cascade(1)
-    with pytest.raises(InputError, match="one of standard, plus, rand, got 'best'"):
+    with pytest.raises(InputError, match="one of standard, plus, rand, fast, got 'best'"):
         AutoAttack("best")

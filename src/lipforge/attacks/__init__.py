@@ -7,6 +7,7 @@ from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.checks import square_notes
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
+from lipforge.attacks.fast import Escalate, Rounds
 from lipforge.attacks.fgsm import FGSM
 from lipforge.attacks.losses import (
     LOSSES,
@@ -37,7 +38,9 @@ __all__ = [
     "AttackWarning",
     "AutoAttack",
     "Cascade",
+    "Escalate",
     "Loss",
+    "Rounds",
     "Square",
     "Stage",
     "TargetedAPGD",

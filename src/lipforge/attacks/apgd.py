@@ -9,7 +9,8 @@ from torch import Tensor
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss, find_targeted_loss
 from lipforge.attacks.norms import edge_start, project, steepest_step
-from lipforge.attacks.trial import Goal, Slope, Trial, away, targets_by_rank, toward
+from lipforge.attacks.targets import targets_by_distance, targets_by_rank
+from lipforge.attacks.trial import Goal, Slope, Trial, away, toward
 from lipforge.errors import InputError
 from lipforge.types import Threat
 
@@ -50,6 +51,7 @@ class APGD(Attack):
 class TargetedAPGD(Attack):
     """APGD toward the classes of clean-logit rank 2, 3, ...: `targets` of them, or as many as there are.
 
+    With order "near" the classes are those, of rank 2 to 10, whose boundaries look nearest (MALT, Melamed et al. 2024).
     The loss "dlr" is the targeted DLR, for four classes or more; "margin" is the plain difference of two logits. An
     image that stands costs (steps + 1) forwards and steps backwards per target and restart, and one clean forward.
     """
@@ -59,6 +61,7 @@ class TargetedAPGD(Attack):
     targets: int = 9
     restarts: int = 1
     loss: str = "dlr"
+    order: str = "rank"
     rho: float = 0.75
 
     def __post_init__(self) -> None:
@@ -66,11 +69,19 @@ class TargetedAPGD(Attack):
         _check(self.steps, self.restarts, self.rho)
         if self.targets < 1:
             raise InputError(f"targets must be at least 1, got {self.targets}")
+        if self.order not in ("rank", "near"):
+            raise InputError(f"order must be rank or near, got {self.order!r}")
 
     def attack(self, trial: Trial) -> None:
         """Climb toward each target until nothing stands."""
-        schedule = Schedule(self.steps, self.rho)
-        for number, target in enumerate(targets_by_rank(trial, self.targets)):
+        trial.clean_logits()
+        if len(trial.standing()) == 0:
+            return
+        schedule, ordered = (
+            Schedule(self.steps, self.rho),
+            targets_by_rank if self.order == "rank" else targets_by_distance,
+        )
+        for number, target in enumerate(ordered(trial, self.targets)):
             goal = toward(trial, find_targeted_loss(self.loss), target)
             for restart in range(self.restarts):
                 climb(trial, goal, schedule, stream=f"apgd-t-{self.loss}", counter=number * self.restarts + restart)

@@ -5,7 +5,6 @@ soon as it is fooled inside eps. Theirs asks the model twice per step, at the ne
 at the point pulled back from it; here the slope at the new point serves for both.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -15,9 +14,9 @@ from torch import Tensor
 from lipforge.attacks.base import Attack
 from lipforge.attacks.hyperplane import to_hyperplane
 from lipforge.attacks.losses import targeted_margin
-from lipforge.attacks.norms import distance, edge_start
-from lipforge.attacks.queries import logits_of
-from lipforge.attacks.trial import Trial, targets_by_rank, toward
+from lipforge.attacks.norms import distance, dual_size, edge_start
+from lipforge.attacks.targets import differences, targets_by_rank
+from lipforge.attacks.trial import Trial, toward
 from lipforge.errors import InputError
 from lipforge.types import Threat
 
@@ -28,7 +27,7 @@ class FAB(Attack):
 
     `alpha` bounds the pull toward the image, `eta` overshoots the boundary, `beta` pulls a fooled point back. The first
     restart starts at the image, the others half way to the ball's edge. An image that stands costs steps + 1 forwards
-    and steps backwards per target and restart; with targets = 0 a step costs one backward per class.
+    and steps backwards per target and restart; with targets = 0 a step costs one backward per class but the true one.
     """
 
     name: ClassVar[str] = "fab"
@@ -94,36 +93,17 @@ class FAB(Attack):
 
 
 def _boundary(trial: Trial, point: Tensor, at: Tensor, target: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """The logits, the difference z_t - z_y (M,) to the target or the nearest class, and its gradient."""
+    """The logits, the gap z_t - z_y (M,) to the target or to the class that looks nearest, and the gap's gradient."""
     if target is not None:
         slope = trial.gradient(point, at, toward(trial, targeted_margin, target))
         return slope.logits, slope.value, slope.gradient
-    logits, differences = _all_differences(trial, point, at)
-    gap = torch.full((len(at),), torch.inf, dtype=point.dtype, device=point.device)
-    normal, shortest = torch.zeros_like(point), gap.clone()
-    for label, difference, gradient in differences:
-        size = gradient.abs() if trial.threat.norm == "linf" else gradient.square()
-        dual = size.flatten(1).sum(dim=1)
-        length = difference.abs() / ((dual if trial.threat.norm == "linf" else dual.sqrt()) + 1e-12)
-        nearer = (length < shortest) & (label != trial.y[at])
-        shortest, gap = torch.where(nearer, length, shortest), torch.where(nearer, difference, gap)
+    others = torch.stack(targets_by_rank(trial, trial.clean_logits().shape[1]), dim=1)
+    logits, found = differences(trial, point, at, others[at])
+    gap = torch.zeros(len(at), dtype=point.dtype, device=point.device)
+    normal, shortest = torch.zeros_like(point), torch.full_like(gap, torch.inf)
+    for this, gradient in found:
+        length = this.abs() / dual_size(gradient, trial.threat).clamp_min(1e-12)
+        nearer = length < shortest
+        shortest, gap = torch.where(nearer, length, shortest), torch.where(nearer, this, gap)
         normal = torch.where(nearer[:, None, None, None], gradient, normal)
     return logits, gap, normal
-
-
-def _all_differences(trial: Trial, point: Tensor, at: Tensor) -> tuple[Tensor, Iterator[tuple[int, Tensor, Tensor]]]:
-    """The logits, and for each class its index, its difference to the true class and the difference's gradient."""
-    point = point.detach().requires_grad_()
-    with torch.enable_grad():
-        logits = logits_of(trial.model, point, trial.y[at])
-        values = logits - logits.gather(1, trial.y[at][:, None])
-    trial.forwards[at] += 1
-    trial.backwards[at] += values.shape[1]
-
-    def each() -> Iterator[tuple[int, Tensor, Tensor]]:
-        last = values.shape[1] - 1
-        for label in range(values.shape[1]):
-            (gradient,) = torch.autograd.grad(values[:, label].sum(), point, retain_graph=label < last)
-            yield label, values[:, label].detach(), gradient
-
-    return logits.detach(), each()

@@ -67,6 +67,14 @@ def distance(change: Tensor, threat: Threat) -> Tensor:
     return _length(change).flatten()
 
 
+def dual_size(gradient: Tensor, threat: Threat) -> Tensor:
+    """How much (N,) a linear function of that gradient rises over a ball of radius 1: its l1 or l2 norm."""
+    if threat.norm == "linf":
+        return gradient.abs().flatten(1).sum(dim=1)
+    _only_l2(threat)
+    return _length(gradient).flatten()
+
+
 def inside(x_adv: Tensor, x: Tensor, threat: Threat) -> Tensor:
     """Which images (N,) lie in [0, 1] and in the ball, up to the rounding of x + eps in the images' own dtype."""
     slack = 16 * torch.finfo(x.dtype).eps

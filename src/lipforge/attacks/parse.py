@@ -11,6 +11,7 @@ from lipforge.attacks.base import Attack, spelled
 from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
+from lipforge.attacks.fast import Escalate, Rounds
 from lipforge.attacks.fgsm import FGSM
 from lipforge.attacks.pgd import PGD
 from lipforge.attacks.square import Square
@@ -18,7 +19,7 @@ from lipforge.errors import InputError
 from lipforge.types import parse_number
 
 ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
-    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, AutoAttack)}
+    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, Rounds, Escalate, AutoAttack)}
 )
 
 

@@ -1,14 +1,15 @@
 """One attack on one batch: who still stands, what fooled the others, and what each image has cost."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from lipforge.attacks.losses import Loss, TargetedLoss
+from lipforge.attacks.losses import Loss, TargetedLoss, margin
 from lipforge.attacks.norms import inside
 from lipforge.attacks.queries import logits_of
 from lipforge.errors import ModelError
@@ -36,13 +37,15 @@ class AttackResult:
     """Images (N, C, H, W) inside the threat, which of them fool the model, and what each has cost.
 
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. `forwards` and
-    `backwards` (N,) count the passes each image went through. `notes` are the reasons to doubt the result.
+    `backwards` (N,) count the passes each image went through. `given_up` are the robust images that autoattack("fast")
+    left before its last round. `notes` are the reasons to doubt the result.
     """
 
     images: Tensor
     fooled: Tensor
     forwards: Tensor
     backwards: Tensor
+    given_up: Tensor
     outcome: tuple[str, ...]
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
@@ -71,21 +74,37 @@ class Trial:
         self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.backwards = torch.zeros_like(self.forwards)
         self.zero_gradient = torch.zeros_like(self.fooled)
+        self.given_up = torch.zeros_like(self.fooled)
+        # The largest margin (max_{i != y} z_i - z_y) that any point inside the threat has reached.
+        self.closest = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
+        self.nearest: Tensor | None = None
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
         self.notes: list[str] = []
         self._confirmed = torch.zeros_like(self.fooled)
+        self._resting = torch.zeros_like(self.fooled)
         self._clean: Tensor | None = None
         self._settled = (0, 0, time.perf_counter())
 
     def standing(self) -> Tensor:
-        """The positions of the images that nothing has fooled yet."""
-        return (~self.fooled).nonzero().squeeze(1)
+        """The positions of the images that nothing has fooled yet, without those that rest."""
+        return (~(self.fooled | self._resting)).nonzero().squeeze(1)
+
+    @contextmanager
+    def only(self, at: Tensor) -> Iterator[None]:
+        """Let all images rest but those at these positions."""
+        before, self._resting = self._resting, torch.ones_like(self._resting)
+        self._resting[at] = before[at]
+        try:
+            yield
+        finally:
+            self._resting = before
 
     def clean_logits(self) -> Tensor:
         """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
         if self._clean is None:
             self._clean = self.logits(self.x, torch.arange(len(self.x), device=self.x.device))
+            self.closest = torch.maximum(self.closest, margin(self._clean, self.y).to(self.closest))
             wrong = (self._clean.argmax(dim=1) != self.y) & ~self.fooled
             self.fooled |= wrong
             self._confirmed |= wrong
@@ -110,6 +129,7 @@ class Trial:
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
         """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more."""
         standing = logits.argmax(dim=1) == self.y[at]
+        self.closest[at] = torch.maximum(self.closest[at], margin(logits, self.y[at]).to(self.closest))
         if not standing.all():
             lost = at[~standing]
             self.fooled[lost] = True
@@ -135,7 +155,7 @@ class Trial:
     def result(self, attack: str) -> AttackResult:
         """What there is to report; what no stage has settled yet is settled under the name `attack`."""
         self.settle(attack)
-        tensors = (self.images, self.fooled, self.forwards, self.backwards)
+        tensors = (self.images, self.fooled, self.forwards, self.backwards, self.given_up & ~self.fooled)
         return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
 
     def _confirm(self) -> None:
@@ -168,9 +188,3 @@ def away(trial: Trial, loss: Loss) -> Goal:
 def toward(trial: Trial, loss: TargetedLoss, target: Tensor) -> Goal:
     """The goal to reach the class `target` (N,) of each image of the batch."""
     return lambda logits, at: loss(logits, trial.y[at], target[at])
-
-
-def targets_by_rank(trial: Trial, count: int) -> list[Tensor]:
-    """The classes (N,) of clean-logit rank 2, 3, ..., at most `count` of them and at most the classes there are."""
-    ranked = trial.clean_logits().argsort(dim=1, descending=True, stable=True)
-    return [ranked[:, rank] for rank in range(1, min(count + 1, ranked.shape[1]))]
