@@ -1,10 +1,13 @@
 """The checks and the gradient that all attacks share."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Cascade, Square, TargetedAPGD, spelled
+from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, spelled
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.norms import inside
 from lipforge.errors import InputError, ModelError
@@ -98,6 +101,24 @@ def test_a_success_that_does_not_repeat_does_not_count():
     result = Square(queries=1).run(Moody(), x, y, threat=THREAT)
     assert not result.fooled.any()
     assert result.outcome == ("robust",) * 3
+
+
+def test_a_success_outside_the_ball_does_not_count():
+    @dataclass(frozen=True)
+    class Cheat(Attack):
+        name: ClassVar[str] = "cheat"
+
+        def attack(self, trial):
+            at = trial.standing()
+            far = 1 - trial.x[at]
+            trial.record(far, at, trial.logits(far, at))
+
+    model = small_net()
+    x, y = small_images(model)
+    assert is_fooled(model, 1 - x, y).any()
+    result = Cheat().run(model, x, y, threat=THREAT)
+    assert not result.fooled.any()
+    assert result.outcome == ("robust",) * len(x)
 
 
 def test_a_model_without_gradients_is_refused_by_name():
