@@ -50,3 +50,53 @@ def small_images(model: nn.Module, count: int = 24, *, seed: int = 0) -> tuple[T
     x = rng.uniform(seed, torch.arange(count), stream="images", shape=(3, 6, 6))
     with torch.no_grad():
         return x, model(x).argmax(dim=1)
+
+
+class LinearClasses(nn.Module):
+    """Several classes, z = W x + b: the distance to every class boundary is known in closed form."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x - 0.5).flatten(1) @ self.weight.T
+
+    def distances(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        """How far (N, K) the boundary of class y to each class is, where [0, 1] does not bind; infinite to itself."""
+        logits = self(x)
+        gap = logits.gather(1, y[:, None]) - logits
+        between = self.weight[y][:, None] - self.weight[None]
+        dual = between.abs().sum(dim=2) if norm == "linf" else between.square().sum(dim=2).sqrt()
+        return torch.where(dual > 0, gap / dual.clamp_min(1e-12), torch.inf).detach()
+
+    def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:
+        """How far (N,) the nearest boundary of class y is."""
+        return self.distances(x, y, norm).amin(dim=1)
+
+
+def linear_classes(classes: int, count: int = 60) -> tuple[LinearClasses, Tensor, Tensor]:
+    """A linear model in float64, points well inside [0, 1], and the model's own labels."""
+    ids = torch.arange(count)
+    weight = rng.normal(11, torch.arange(classes), stream="weight", shape=(18,), dtype=torch.float64)
+    model = LinearClasses(weight).eval()
+    x = rng.uniform(11, ids, stream="points", shape=(2, 3, 3), low=0.3, high=0.7, dtype=torch.float64)
+    return model, x, model(x).argmax(dim=1)
+
+
+class Counted:
+    """The model, with the number of images that went forward and backward through it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.images, self.gradients = model, 0, 0
+
+    def __call__(self, x: Tensor) -> Tensor:
+        self.images += len(x)
+        x = x.clone()
+        if x.requires_grad:
+            x.register_hook(self._came_back)
+        logits: Tensor = self.model(x)
+        return logits
+
+    def _came_back(self, gradient: Tensor) -> None:
+        self.gradients += len(gradient)

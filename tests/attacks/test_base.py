@@ -1,33 +1,34 @@
 """The checks and the gradient that all attacks share."""
 
+from dataclasses import dataclass
+from typing import ClassVar
+
 import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import FGSM, PGD
-from lipforge.attacks.base import input_gradient
-from lipforge.attacks.losses import cross_entropy
+from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, spelled
+from lipforge.attacks.base import is_fooled
+from lipforge.attacks.norms import inside
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
-from tests.attacks.oracles import small_images, small_net
+from tests.attacks.oracles import Counted, small_images, small_net
 
 THREAT = Threat("linf", "8/255")
-ATTACKS = [FGSM(), PGD(steps=3)]
+ATTACKS = [
+    FGSM(),
+    PGD(steps=3),
+    CW(steps=12, searches=3, constant=10.0, rate=0.02),
+    APGD(steps=3),
+    TargetedAPGD(steps=3),
+    FAB(steps=3),
+    FAB(steps=3, targets=0, restarts=2),
+    Square(queries=10),
+    Cascade((PGD(steps=1), Square(queries=3))),
+]
 
 
-def test_the_input_gradient_is_the_numerical_one():
-    model = small_net().double()
-    x, y = small_images(small_net(), 2)
-    x = x.double()
-    gradient, logits = input_gradient(model, x, y, cross_entropy)
-    change = torch.zeros_like(x)
-    change[1, 2, 3, 4] = 1e-6
-    difference = cross_entropy(model(x + change), y) - cross_entropy(model(x - change), y)
-    assert difference[1].item() / 2e-6 == pytest.approx(gradient[1, 2, 3, 4].item(), rel=1e-5)
-    torch.testing.assert_close(logits, model(x).detach())
-
-
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
 def test_parameters_get_no_gradient(attack):
     model = small_net()
     x, y = small_images(model)
@@ -35,7 +36,102 @@ def test_parameters_get_no_gradient(attack):
     assert all(weight.grad is None for weight in model.parameters())
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_the_result_lies_in_the_ball_and_says_truly_who_is_fooled(attack, norm):
+    model = small_net()
+    x, y = small_images(model, 60)
+    y[:5] = (y[:5] + 1) % 4
+    threat = Threat(norm, 0.02 if norm == "linf" else 0.15)
+    result = attack.run(model, x, y, threat=threat)
+    assert inside(result.images, x, threat).all()
+    # Some are fooled, some not, or the next line would say little.
+    assert 5 < result.fooled.sum() < 60
+    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+    assert [outcome == "robust" for outcome in result.outcome] == (~result.fooled).tolist()
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_the_passes_reported_are_the_passes_made(attack):
+    model = Counted(small_net())
+    x, y = small_images(model.model, 40)
+    result = attack.run(model, x, y, threat=Threat("linf", 0.01))
+    assert 0 < result.fooled.sum() < 40
+    assert int(result.forwards.sum()) == model.images
+    if not (attack.name == "fab" and attack.targets == 0):  # whose hook runs once for the classes of one image
+        assert int(result.backwards.sum()) == model.gradients
+    assert sum(stage.forwards for stage in result.stages) == model.images
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_the_same_seed_gives_the_same_bytes(attack):
+    model = small_net()
+    x, y = small_images(model)
+    first, again = (attack(model, x, y, threat=Threat("linf", 0.01), seed=5) for _ in range(2))
+    assert torch.equal(first, again)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_the_result_does_not_depend_on_the_batch_or_its_order(attack, norm):
+    model = small_net().double()
+    x, y = small_images(small_net(), 24)
+    x, threat = x.double(), Threat(norm, 0.01 if norm == "linf" else 0.06)
+    together = attack(model, x, y, threat=threat)
+    order = torch.arange(23, -1, -1)
+    parts = [
+        attack(model, x[chunk], y[chunk], threat=threat, sample_ids=chunk) for chunk in torch.split(order, [5, 19])
+    ]
+    # float64: sums over another batch size may round differently, far below what could flip a decision here.
+    torch.testing.assert_close(torch.cat(parts), together[order], rtol=0, atol=1e-12)
+
+
+def test_a_success_that_does_not_repeat_does_not_count():
+    class Moody:
+        """Wrong about every image the second time it is asked, and never again."""
+
+        calls = 0
+
+        def __call__(self, x):
+            self.calls += 1
+            right = torch.tensor([1.0, 0.0, 0.0, 0.0]) + 0 * x.flatten(1)[:, :4]
+            return right.flip(1) if self.calls == 2 else right
+
+    x, y = torch.full((3, 3, 4, 4), 0.5), torch.zeros(3, dtype=torch.int64)
+    result = Square(queries=1).run(Moody(), x, y, threat=THREAT)
+    assert not result.fooled.any()
+    assert result.outcome == ("robust",) * 3
+
+
+def test_a_success_outside_the_ball_does_not_count():
+    @dataclass(frozen=True)
+    class Cheat(Attack):
+        name: ClassVar[str] = "cheat"
+
+        def attack(self, trial):
+            at = trial.standing()
+            far = 1 - trial.x[at]
+            trial.record(far, at, trial.logits(far, at))
+
+    model = small_net()
+    x, y = small_images(model)
+    assert is_fooled(model, 1 - x, y).any()
+    result = Cheat().run(model, x, y, threat=THREAT)
+    assert not result.fooled.any()
+    assert result.outcome == ("robust",) * len(x)
+
+
+def test_a_model_without_gradients_is_refused_by_name():
+    x, y = small_images(small_net())
+
+    def rounded(images):
+        return images.flatten(1)[:, :4].detach().round()
+
+    with pytest.raises(ModelError, match="gives no gradient"):
+        PGD()(rounded, x, y, threat=THREAT)
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
 def test_the_images_given_are_not_changed(attack):
     model = small_net()
     x, y = small_images(model)
@@ -44,7 +140,7 @@ def test_the_images_given_are_not_changed(attack):
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
 def test_channels_last_and_strided_images_give_the_same_result(attack):
     model = small_net()
     x, y = small_images(model)
@@ -57,10 +153,18 @@ def test_channels_last_and_strided_images_give_the_same_result(attack):
     torch.testing.assert_close(attack(model, last, y, threat=THREAT), expected)
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.name)
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
 def test_no_images_give_no_images(attack):
     x = torch.zeros(0, 3, 6, 6)
     assert attack(small_net(), x, torch.zeros(0, dtype=torch.int64), threat=THREAT).shape == x.shape
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_the_l1_norm_is_refused(attack):
+    model = small_net()
+    x, y = small_images(model)
+    with pytest.raises(InputError, match="linf and l2, got l1"):
+        attack(model, x, y, threat=Threat("l1", 1.0))
 
 
 def test_a_model_in_train_mode_is_refused():

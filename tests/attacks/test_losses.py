@@ -5,7 +5,15 @@ import math
 import pytest
 import torch
 
-from lipforge.attacks.losses import cross_entropy, dlr, find_loss, margin
+from lipforge.attacks.losses import (
+    cross_entropy,
+    dlr,
+    find_loss,
+    find_targeted_loss,
+    margin,
+    targeted_dlr,
+    targeted_margin,
+)
 from lipforge.errors import InputError
 
 LOGITS = torch.tensor([[2.0, -1.0, 0.5, 1.5], [0.0, 3.0, 1.0, -2.0], [1.0, 1.2, 4.0, 0.0]], dtype=torch.float64)
@@ -45,3 +53,32 @@ def test_dlr_on_two_classes_is_refused():
 def test_an_unknown_loss_is_refused():
     with pytest.raises(InputError, match="one of ce, margin, dlr, got 'hinge'"):
         find_loss("hinge")
+
+
+TARGETS = torch.tensor([3, 1, 0])
+
+
+@pytest.mark.parametrize("loss", [targeted_margin, targeted_dlr])
+def test_a_targeted_loss_follows_its_definition(loss):
+    expected = []
+    for row, label, target in zip(LOGITS.tolist(), LABELS.tolist(), TARGETS.tolist(), strict=True):
+        ranked = sorted(row, reverse=True)
+        scale = ranked[0] - (ranked[2] + ranked[3]) / 2 + 1e-12 if loss is targeted_dlr else 1.0
+        expected.append((row[target] - row[label]) / scale)
+    assert loss(LOGITS, LABELS, TARGETS).tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("loss", [targeted_margin, targeted_dlr])
+def test_a_targeted_loss_has_the_right_gradient(loss):
+    logits = LOGITS.clone().requires_grad_()
+    assert torch.autograd.gradcheck(lambda z: loss(z, LABELS, TARGETS), (logits,))
+
+
+def test_the_targeted_dlr_on_three_classes_is_refused():
+    with pytest.raises(InputError, match="at least 4 classes"):
+        targeted_dlr(LOGITS[:, :3], torch.tensor([0, 1, 0]), torch.tensor([1, 2, 1]))
+
+
+def test_an_unknown_targeted_loss_is_refused():
+    with pytest.raises(InputError, match="one of margin, dlr, got 'ce'"):
+        find_targeted_loss("ce")

@@ -7,7 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipforge.attacks import FGSM, PGD, parse_attack, text_form
+from lipforge.attacks import (
+    APGD,
+    CW,
+    FAB,
+    FGSM,
+    PGD,
+    AutoAttack,
+    Cascade,
+    Square,
+    TargetedAPGD,
+    parse_attack,
+    text_form,
+)
 from lipforge.errors import InputError
 
 pgds = st.builds(
@@ -19,8 +31,22 @@ pgds = st.builds(
 )
 fgsms = st.builds(FGSM, step=st.floats(1e-6, 10.0), random=st.booleans(), loss=st.sampled_from(["ce", "margin"]))
 
+others = st.sampled_from(
+    [
+        CW(steps=7),
+        APGD(loss="dlr", restarts=5, rho=0.5),
+        TargetedAPGD(targets=3, loss="margin"),
+        FAB(targets=0, eta=1.5),
+        Square(queries=20_000, rescale=True),
+        AutoAttack("plus"),
+        AutoAttack(),
+    ]
+)
+singles = pgds | fgsms | others
+cascades = st.lists(singles, min_size=2, max_size=4).map(lambda attacks: Cascade(tuple(attacks)))
 
-@given(pgds | fgsms)
+
+@given(singles | cascades)
 def test_an_attack_survives_the_way_through_text(attack):
     assert parse_attack(text_form(attack)) == attack
 
@@ -29,6 +55,7 @@ def test_an_attack_survives_the_way_through_text(attack):
     ("text", "expected"),
     [
         ("pgd", PGD()),
+        ("apgd-t:targets=4 + square", Cascade((TargetedAPGD(targets=4), Square()))),
         ("fgsm:random=true,step=5/4", FGSM(random=True, step=1.25)),
         (" pgd: steps = 50 , loss = margin ", PGD(steps=50, loss="margin")),
     ],
@@ -44,7 +71,7 @@ def test_only_what_differs_from_the_default_is_spelled():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("gdp", "one of fgsm, pgd, got 'gdp'"),
+        ("gdp", "one of fgsm, pgd, .*, got 'gdp'"),
         ("pgd:stesp=3", "settings of pgd are steps, restarts, step, random, loss"),
         ("pgd:steps", "as key=value; got 'steps'"),
         ("pgd:steps=1.5", "steps in 'pgd:steps=1.5' must be a whole number"),

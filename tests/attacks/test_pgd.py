@@ -5,24 +5,11 @@ import torch
 
 from lipforge.attacks import PGD
 from lipforge.attacks.base import is_fooled
-from lipforge.attacks.losses import cross_entropy
-from lipforge.attacks.pgd import ascend
 from lipforge.errors import InputError
 from lipforge.types import Threat
-from tests.attacks.oracles import linear_oracle, small_images, small_net
+from tests.attacks.oracles import Counted, linear_oracle, small_images, small_net
 from tests.attacks.peers import foolbox
 from tests.attacks.test_norms import norm_of
-
-
-class Counted:
-    """The model, with the number of images it was asked about."""
-
-    def __init__(self, model):
-        self.model, self.images = model, 0
-
-    def __call__(self, x):
-        self.images += len(x)
-        return self.model(x)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -123,7 +110,7 @@ def test_a_fooled_image_costs_nothing_more():
     wrong = (y + 1) % 4
     counted = Counted(model)
     x_adv = PGD(steps=10, restarts=3, random=True)(counted, x, wrong, threat=Threat("linf", 1e-6))
-    assert counted.images == len(x)
+    assert counted.images == 2 * len(x)  # the start, and the confirmation in another batch
     assert norm_of(x_adv - x, "linf").max() <= 1.1e-6
 
 
@@ -135,12 +122,13 @@ def test_an_image_that_stands_costs_one_forward_per_step_and_one_to_check_the_la
     assert counted.images == 3 * 11 * len(x)
 
 
-def test_ascend_says_which_images_are_fooled():
+def test_the_result_says_which_images_are_fooled():
     model = small_net()
     x, y = small_images(model, 48)
-    x_adv, fooled = ascend(model, x, x, y, threat=Threat("linf", 0.02), steps=10, step_size=0.005, loss=cross_entropy)
-    assert 5 < fooled.sum() < 43
-    assert torch.equal(fooled, is_fooled(model, x_adv, y))
+    result = PGD(steps=10).run(model, x, y, threat=Threat("linf", 0.02))
+    assert 5 < result.fooled.sum() < 43
+    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+    assert [outcome == "pgd" for outcome in result.outcome] == result.fooled.tolist()
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,59 @@
 """Attacks on any callable from images in [0, 1] to logits; they know nothing of forging."""
 
-from lipforge.attacks.base import Attack
+from lipforge.attacks.apgd import APGD, TargetedAPGD
+from lipforge.attacks.autoattack import AutoAttack, autoattack
+from lipforge.attacks.base import Attack, AttackWarning, spelled
+from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.checks import square_notes
+from lipforge.attacks.cw import CW
+from lipforge.attacks.fab import FAB
+from lipforge.attacks.fast import Escalate, Rounds
 from lipforge.attacks.fgsm import FGSM
-from lipforge.attacks.losses import LOSSES, Loss, cross_entropy, dlr, margin
+from lipforge.attacks.losses import (
+    LOSSES,
+    TARGETED_LOSSES,
+    Loss,
+    TargetedLoss,
+    cross_entropy,
+    dlr,
+    margin,
+    targeted_dlr,
+    targeted_margin,
+)
 from lipforge.attacks.parse import parse_attack, text_form
 from lipforge.attacks.pgd import PGD
+from lipforge.attacks.square import Square
+from lipforge.attacks.trial import AttackResult, Stage, Trial
 
-__all__ = ["FGSM", "LOSSES", "PGD", "Attack", "Loss", "cross_entropy", "dlr", "margin", "parse_attack", "text_form"]
+__all__ = [
+    "APGD",
+    "CW",
+    "FAB",
+    "FGSM",
+    "LOSSES",
+    "PGD",
+    "TARGETED_LOSSES",
+    "Attack",
+    "AttackResult",
+    "AttackWarning",
+    "AutoAttack",
+    "Cascade",
+    "Escalate",
+    "Loss",
+    "Rounds",
+    "Square",
+    "Stage",
+    "TargetedAPGD",
+    "TargetedLoss",
+    "Trial",
+    "autoattack",
+    "cross_entropy",
+    "dlr",
+    "margin",
+    "parse_attack",
+    "spelled",
+    "square_notes",
+    "targeted_dlr",
+    "targeted_margin",
+    "text_form",
+]

@@ -1,24 +1,54 @@
-"""What an attack is, and the checks and the gradient that all of them share."""
+"""What an attack is."""
 
-from typing import ClassVar, Protocol
+import dataclasses
+import warnings
+from typing import Any, ClassVar, Protocol, cast
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from lipforge.attacks.losses import Loss
-from lipforge.batching import check_eval, check_images
-from lipforge.errors import InputError, ModelError
+from lipforge.attacks.checks import gradient_notes
+from lipforge.attacks.queries import checked_ids, is_fooled
+from lipforge.attacks.trial import AttackResult, Trial
 from lipforge.types import Classifier, Threat
+
+__all__ = ["Attack", "AttackWarning", "is_fooled", "spelled"]
+
+
+class AttackWarning(UserWarning):
+    """There is a reason to doubt the result of an attack."""
 
 
 class Attack(Protocol):
     """A frozen dataclass that turns images into adversarial images; the norm and eps come with the call.
 
+    A new attack derives from this class, has a `name` and writes `attack`; `run` and the call come for free.
     `sample_ids` (N,) number the images in their data set: random numbers depend on (seed, attack, id) only, so they
     are the same in any batch. Without them the images are numbered 0 .. N - 1.
     """
 
     name: ClassVar[str]
+
+    def attack(self, trial: Trial) -> None:
+        """Work on the images of `trial` that stand."""
+        ...
+
+    def run(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        threat: Threat,
+        seed: int = 0,
+        sample_ids: Tensor | None = None,
+    ) -> AttackResult:
+        """Images (N, C, H, W) inside the threat in the order of `x`, with what became of each and what it cost."""
+        ids = checked_ids(model, x, y, sample_ids)
+        trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
+        if len(x):
+            self.attack(trial)
+            trial.notes += gradient_notes(trial)
+        return trial.result(self.name)
 
     def __call__(
         self,
@@ -30,49 +60,22 @@ class Attack(Protocol):
         seed: int = 0,
         sample_ids: Tensor | None = None,
     ) -> Tensor:
-        """Images (N, C, H, W) inside the threat, in the order of `x`."""
-        ...
+        """Only the images of `run`; its notes become warnings, because they would be lost."""
+        result = self.run(model, x, y, threat=threat, seed=seed, sample_ids=sample_ids)
+        for note in result.notes:
+            warnings.warn(note, AttackWarning, stacklevel=2)
+        return result.images
 
 
-def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | None) -> Tensor:
-    """The sample ids to use, after refusing whatever would make an attack's result meaningless."""
-    if isinstance(model, nn.Module):
-        check_eval(model)
-    check_images(x)
-    if y.shape != (len(x),) or y.is_floating_point():
-        raise InputError(f"labels must be integers (N,), one per image, got {y.dtype} {tuple(y.shape)} for {len(x)}")
-    ids = torch.arange(len(x), device=x.device) if sample_ids is None else sample_ids.to(x.device)
-    if ids.shape != (len(x),):
-        raise InputError(f"sample_ids must be one per image, got {tuple(ids.shape)} for {len(x)} images")
-    return ids
+def spelled(attack: Attack) -> str:
+    """The attack's name, and the settings that differ from the default."""
+    changed = [
+        f"{field.name}={_write(getattr(attack, field.name))}"
+        for field in dataclasses.fields(cast(Any, attack))
+        if getattr(attack, field.name) != field.default
+    ]
+    return attack.name + (":" + ",".join(changed) if changed else "")
 
 
-def logits_of(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-    """The model's logits (N, K), checked: finite, one row per image, and with a column for every label."""
-    logits = model(x)
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise ModelError(f"the model must return logits ({len(x)}, K), got {tuple(logits.shape)}")
-    finite = logits.isfinite().all(dim=1)
-    if not finite.all():
-        wrong = int((~finite).nonzero()[0])
-        raise ModelError(f"the model returned NaN or infinite logits for image {wrong} of the batch")
-    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < logits.shape[1]):
-        raise InputError(
-            f"labels must lie in [0, {logits.shape[1]}), the model's classes; got [{int(y.min())}, {int(y.max())}]"
-        )
-    return logits
-
-
-def input_gradient(model: Classifier, x: Tensor, y: Tensor, loss: Loss) -> tuple[Tensor, Tensor]:
-    """The gradient of the loss with respect to the images, and the logits; parameters get no gradient."""
-    x = x.detach().requires_grad_()
-    with torch.enable_grad():
-        logits = logits_of(model, x, y)
-        (gradient,) = torch.autograd.grad(loss(logits, y).sum(), x)
-    return gradient, logits.detach()
-
-
-@torch.no_grad()
-def is_fooled(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-    """Which images (N,) the model does not put into the class `y`."""
-    return logits_of(model, x, y).argmax(dim=1) != y
+def _write(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

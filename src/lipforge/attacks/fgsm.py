@@ -3,20 +3,19 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
-
-from lipforge.attacks.base import checked_ids, input_gradient
+from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss
 from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks.trial import Trial, away
 from lipforge.errors import InputError
-from lipforge.types import Classifier, Threat
 
 
 @dataclass(frozen=True)
-class FGSM:
+class FGSM(Attack):
     """One steepest step of `step` times eps (Goodfellow et al. 2015); optimal on a linear model with step 1.
 
-    With `random` it starts at a random point of the ball (FGSM-RS, Wong et al. 2020, who take step 1.25).
+    With `random` it starts at a random point of the ball (FGSM-RS, Wong et al. 2020, who take step 1.25). It costs one
+    forward and one backward per image, and a forward to see what the step did.
     """
 
     name: ClassVar[str] = "fgsm"
@@ -29,18 +28,13 @@ class FGSM:
         if not self.step > 0:
             raise InputError(f"step must be above 0 (a multiple of eps), got {self.step}")
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        *,
-        threat: Threat,
-        seed: int = 0,
-        sample_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The images after one step, inside the threat."""
-        ids = checked_ids(model, x, y, sample_ids)
-        start = random_start(x, threat, seed=seed, sample_ids=ids, stream="fgsm-start") if self.random else x
-        gradient, _ = input_gradient(model, start, y, find_loss(self.loss))
-        return project(start + steepest_step(gradient, threat, self.step * threat.eps), x, threat)
+    def attack(self, trial: Trial) -> None:
+        """Take the step, also where the start already fools the model: the one-step attack looks only at its end."""
+        at, threat = trial.standing(), trial.threat
+        x = start = trial.x[at]
+        if self.random:
+            start = random_start(x, threat, seed=trial.seed, sample_ids=trial.ids[at], stream="fgsm-start")
+        gradient = trial.gradient(start, at, away(trial, find_loss(self.loss))).gradient
+        x_adv = project(start + steepest_step(gradient, threat, self.step * threat.eps), x, threat)
+        trial.keep(x_adv, at)
+        trial.record(x_adv, at, trial.logits(x_adv, at))

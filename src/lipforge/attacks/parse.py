@@ -1,25 +1,38 @@
-"""Attacks as text: `pgd:steps=50,restarts=2`, both ways."""
+"""Attacks as text: `pgd:steps=50,restarts=2`, or several with ` + ` between them, both ways."""
 
 import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
-from lipforge.attacks.base import Attack
+from lipforge.attacks.apgd import APGD, TargetedAPGD
+from lipforge.attacks.autoattack import AutoAttack
+from lipforge.attacks.base import Attack, spelled
+from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.cw import CW
+from lipforge.attacks.fab import FAB
+from lipforge.attacks.fast import Escalate, Rounds
 from lipforge.attacks.fgsm import FGSM
 from lipforge.attacks.pgd import PGD
+from lipforge.attacks.square import Square
 from lipforge.errors import InputError
 from lipforge.types import parse_number
 
-ATTACKS: Mapping[str, type[Any]] = MappingProxyType({kind.name: kind for kind in (FGSM, PGD)})
+ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
+    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, Rounds, Escalate, AutoAttack)}
+)
 
 
 def parse_attack(text: str) -> Attack:
     """The attack that `text` names, with the settings after the colon and defaults for the rest.
 
+    Several attacks with " + " between them are a cascade.
+
     >>> parse_attack("pgd:steps=50,restarts=2")
     PGD(steps=50, restarts=2, step=0.25, random=True, loss='ce')
     """
+    if " + " in text:
+        return Cascade(tuple(parse_attack(part) for part in text.split(" + ")))
     name, _, settings = text.strip().partition(":")
     if name not in ATTACKS:
         raise InputError(f"attack must be one of {', '.join(ATTACKS)}, got {name!r} in {text!r}")
@@ -41,14 +54,11 @@ def text_form(attack: Attack) -> str:
     >>> text_form(PGD(steps=50))
     'pgd:steps=50'
     """
+    if isinstance(attack, Cascade):
+        return " + ".join(text_form(member) for member in attack.attacks)
     if ATTACKS.get(attack.name) is not type(attack):
         raise InputError(f"only attacks of the kinds {', '.join(ATTACKS)} have a text form, got {attack!r}")
-    changed = [
-        f"{field.name}={_write(getattr(attack, field.name))}"
-        for field in dataclasses.fields(cast(Any, attack))
-        if getattr(attack, field.name) != field.default
-    ]
-    return attack.name + (":" + ",".join(changed) if changed else "")
+    return spelled(attack)
 
 
 def _read(value: str, default: Any, name: str) -> Any:
@@ -62,7 +72,3 @@ def _read(value: str, default: Any, name: str) -> Any:
             raise InputError(f"{name} must be a whole number, got {value!r}")
         return int(value)
     return parse_number(value, name=name) if isinstance(default, float) else value
-
-
-def _write(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

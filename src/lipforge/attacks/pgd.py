@@ -3,22 +3,22 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
-from lipforge.attacks.base import checked_ids, input_gradient, is_fooled
-from lipforge.attacks.losses import Loss, find_loss
+from lipforge.attacks.base import Attack
+from lipforge.attacks.losses import find_loss
 from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks.trial import Goal, Trial, away
 from lipforge.errors import InputError
-from lipforge.types import Classifier, Threat
 
 
 @dataclass(frozen=True)
-class PGD:
+class PGD(Attack):
     """Steepest steps of `step` times eps, projected after each (Madry et al. 2018).
 
     An image that is fooled is returned as it was at that moment and costs nothing more; the others are returned as
-    the last restart left them. Each restart starts at another random point, or all at `x` without `random`.
+    the last restart left them. Each restart starts at another random point, or all at `x` without `random`. An image
+    that stands costs steps + 1 forwards and steps backwards per restart.
     """
 
     name: ClassVar[str] = "pgd"
@@ -37,57 +37,30 @@ class PGD:
         if not self.step > 0:
             raise InputError(f"step must be above 0 (a multiple of eps), got {self.step}")
 
-    def __call__(
-        self,
-        model: Classifier,
-        x: Tensor,
-        y: Tensor,
-        *,
-        threat: Threat,
-        seed: int = 0,
-        sample_ids: Tensor | None = None,
-    ) -> Tensor:
-        """The images after the attack, inside the threat."""
-        ids = checked_ids(model, x, y, sample_ids)
-        result = x.detach().clone()
-        left = torch.arange(len(x), device=x.device)
+    def attack(self, trial: Trial) -> None:
+        """Ascend from each start until nothing stands."""
+        goal = away(trial, find_loss(self.loss))
         for restart in range(self.restarts):
-            if len(left) == 0:
-                break
-            start = x[left]
+            at = trial.standing()
+            start = trial.x[at]
             if self.random:
+                ids = trial.ids[at]
                 start = random_start(
-                    start, threat, seed=seed, sample_ids=ids[left], stream="pgd-start", counter=restart
+                    start, trial.threat, seed=trial.seed, sample_ids=ids, stream="pgd-start", counter=restart
                 )
-            result[left], fooled = ascend(
-                model,
-                start,
-                x[left],
-                y[left],
-                threat=threat,
-                steps=self.steps,
-                step_size=self.step * threat.eps,
-                loss=find_loss(self.loss),
-            )
-            left = left[~fooled]
-        return result
+            ascend(trial, at, start, goal, steps=self.steps, step_size=self.step * trial.threat.eps)
 
 
-def ascend(
-    model: Classifier, start: Tensor, x: Tensor, y: Tensor, *, threat: Threat, steps: int, step_size: float, loss: Loss
-) -> tuple[Tensor, Tensor]:
-    """Where `steps` projected steps from `start` lead, and which images are fooled there; a fooled image stops."""
-    result, fooled = start.detach().clone(), torch.zeros(len(x), dtype=torch.bool, device=x.device)
-    left = torch.arange(len(x), device=x.device)
-    x_adv = result
+def ascend(trial: Trial, at: Tensor, start: Tensor, goal: Goal, *, steps: int, step_size: float) -> None:
+    """Take `steps` projected steps from `start` with the images at these positions; a fooled image stops."""
+    x_adv = start
     for _ in range(steps):
-        gradient, logits = input_gradient(model, x_adv, y[left], loss)
-        standing = logits.argmax(dim=1) == y[left]
-        fooled[left[~standing]] = True
-        left, x_adv, gradient = left[standing], x_adv[standing], gradient[standing]
-        if len(left) == 0:
-            return result, fooled
-        x_adv = project(x_adv + steepest_step(gradient, threat, step_size), x[left], threat)
-        result[left] = x_adv
-    fooled[left] = is_fooled(model, x_adv, y[left])
-    return result, fooled
+        if len(at) == 0:
+            return
+        slope = trial.gradient(x_adv, at, goal)
+        standing = trial.record(x_adv, at, slope.logits)
+        at, x_adv, gradient = at[standing], x_adv[standing], slope.gradient[standing]
+        x_adv = project(x_adv + steepest_step(gradient, trial.threat, step_size), trial.x[at], trial.threat)
+    if len(at):
+        trial.keep(x_adv, at)
+        trial.record(x_adv, at, trial.logits(x_adv, at))

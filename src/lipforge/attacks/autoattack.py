@@ -1,0 +1,72 @@
+"""AutoAttack (Croce and Hein 2020): the attacks, the order and the budgets of the reference, without its wasted work.
+
+What differs from the reference, and why: images leave inside every attack when they are fooled; clean logits are
+computed once; FAB stops inside eps and asks the model once per step; random numbers depend on the image's id, not on
+the batch; Square's windows reach the last row and column and are drawn for each image by itself; APGD compares its
+first step with its start; a random model's logits are the mean over the repeats, not the last of them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, get_args
+
+from lipforge.attacks.apgd import APGD, TargetedAPGD
+from lipforge.attacks.base import Attack
+from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.checks import class_notes, model_notes, square_notes
+from lipforge.attacks.fab import FAB
+from lipforge.attacks.fast import Escalate, Rounds
+from lipforge.attacks.standard import TARGETS, standard_attacks
+from lipforge.attacks.trial import Trial
+from lipforge.errors import InputError
+
+Version = Literal["standard", "plus", "rand", "fast"]
+
+
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings."""
+
+    name: ClassVar[str] = "autoattack"
+    version: str = "standard"
+
+    def __post_init__(self) -> None:
+        if self.version not in get_args(Version):
+            raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}")
+
+    def attack(self, trial: Trial) -> None:
+        """Check the model, run the cascade, and note what is suspicious."""
+        classes = trial.clean_logits().shape[1]
+        trial.notes += model_notes(trial, random_expected=self.version == "rand")
+        if self.version in ("standard", "plus") or classes < 3:
+            trial.notes += class_notes(classes, targets=TARGETS)
+        self.cascade(classes).attack(trial)
+        trial.notes += square_notes(trial.stages, len(trial.x))
+
+    def cascade(self, classes: int) -> Cascade:
+        """The attacks for a model with that many classes.
+
+        >>> [attack.name for attack in AutoAttack().cascade(10).attacks]
+        ['apgd', 'apgd-t', 'fab', 'square']
+        """
+        first, targeted, fab, square = standard_attacks(classes)
+        dlr = "dlr" if classes >= 3 else "margin"
+        if self.version == "standard":
+            return Cascade((first, targeted, fab, square))
+        if self.version == "plus":
+            untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
+            return Cascade((*untargeted, square, targeted, fab))
+        if self.version == "rand":
+            return Cascade((APGD(repeats=20), APGD(loss=dlr, repeats=20)))
+        nearest = TargetedAPGD(steps=20, targets=min(3, classes - 1), loss="margin", order="near")
+        return Cascade((APGD(steps=20, loss="margin"), nearest, Rounds(targets=min(2, classes - 1)), Escalate()))
+
+
+def autoattack(version: Version = "standard") -> AutoAttack:
+    """AutoAttack in the version "standard", "plus" (more restarts), "rand" (for models with random outputs) or "fast".
+
+    "fast" is our own cascade, from cheap to dear: 20 APGD steps on the margin, 20 toward each of the three nearest
+    classes, then rounds of 50 toward the two nearest, on the images that are worth it (the stopping rule is that of
+    `Rounds`). A short Square then looks for masked gradients, and suspicious images get the standard cascade. Images
+    that the rule gave up are in the result's `given_up`.
+    """
+    return AutoAttack(version)

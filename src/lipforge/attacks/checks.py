@@ -1,0 +1,98 @@
+"""Signs that the numbers of an attack cannot be trusted, as sentences for the result's notes."""
+
+import sys
+from collections.abc import Sequence
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks.trial import Stage, Trial
+
+LOOKED_AT = 64
+"""Images of the batch that the checks ask the model about."""
+
+
+def model_notes(trial: Trial, *, random_expected: bool = False) -> list[str]:
+    """What is suspicious about the model's outputs; costs up to three forwards on the first images of the batch."""
+    clean = trial.clean_logits()[:LOOKED_AT]
+    at = torch.arange(len(clean), device=clean.device)
+    notes = []
+    if not random_expected and differs(clean, [trial.logits(trial.x[at], at) for _ in range(2)]):
+        notes.append(
+            "the model's outputs differ between repeated forwards: it is random or keeps state, and these attacks "
+            'mean little; use autoattack("rand")'
+        )
+    if sums_to_one(clean):
+        notes.append(
+            "the model's outputs look like probabilities, not logits: gradients vanish behind a softmax; leave it out"
+        )
+    if takes_gradients(trial, at):
+        notes.append(
+            "the model computes gradients inside its forward pass: it adapts to the image it is shown, and attacks "
+            "that do not know how may overestimate its robustness"
+        )
+    return notes
+
+
+def differs(first: Tensor, others: Sequence[Tensor]) -> bool:
+    """Whether any logits are further from the first, scaled to length 1, than rounding explains."""
+    scaled = [torch.nn.functional.normalize(logits, dim=1) for logits in (first, *others)]
+    return any(bool(((scaled[0] - other).norm(dim=1) > 1e-4).any()) for other in scaled[1:])
+
+
+def sums_to_one(logits: Tensor) -> bool:
+    """Whether every row is a probability distribution up to 1e-5."""
+    return bool(((logits > -1e-5) & (logits < 1 + 1e-5)).all() and ((logits.sum(dim=1) - 1).abs() < 1e-5).all())
+
+
+def takes_gradients(trial: Trial, at: Tensor) -> bool:
+    """Whether the model calls autograd while it computes its outputs."""
+    watched = {function.__code__ for function in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
+    seen = []
+
+    def watch(frame: FrameType, event: str, argument: Any) -> None:
+        if event == "call" and frame.f_code in watched:
+            seen.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(watch)
+    try:
+        trial.logits(trial.x[at], at)
+    finally:
+        sys.setprofile(before)
+    return bool(seen)
+
+
+def gradient_notes(trial: Trial) -> list[str]:
+    """A note if some gradient was exactly 0: the attack did not move there, which is not the same as robust."""
+    count = int(trial.zero_gradient.sum())
+    if count == 0:
+        return []
+    return [f"{count} of {len(trial.x)} images had a gradient of exactly 0: gradient attacks cannot be trusted on them"]
+
+
+def square_notes(stages: Sequence[Stage], count: int) -> list[str]:
+    """A note if Square broke more than 0.2 % of `count` images after attacks that use gradients."""
+    for before, stage in pairwise(stages[1:]):
+        lost = (before.robust - stage.robust) / count
+        if stage.attack.startswith("square") and lost > 0.002:
+            return [
+                f"Square, which uses no gradients, broke another {100 * lost:.1f} % of the images after the gradient "
+                "attacks: gradients are probably masked; run it longer and try an adaptive attack"
+            ]
+    return []
+
+
+def class_notes(classes: int, *, targets: int) -> list[str]:
+    """A note if the model has too few classes for the losses and targets of the standard attacks."""
+    if classes > targets:
+        return []
+    changes = [f"targeted attacks have {classes - 1} targets instead of {targets}"]
+    if classes < 4:
+        changes.append("targeted APGD uses the margin, since the targeted dlr loss needs 4 classes")
+    if classes < 3:
+        changes.append("the margin replaces the dlr loss, which needs 3 classes")
+    return [f"the model has {classes} classes: {'; '.join(changes)}"]

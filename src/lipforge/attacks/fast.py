@@ -1,0 +1,100 @@
+"""The parts of autoattack("fast") that have a stopping rule: rounds of restarts, and the probe for masked gradients."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks.apgd import Schedule, climb
+from lipforge.attacks.base import Attack
+from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.losses import margin, targeted_margin
+from lipforge.attacks.square import Square
+from lipforge.attacks.standard import standard_attacks
+from lipforge.attacks.targets import targets_by_distance
+from lipforge.attacks.trial import Trial, toward
+from lipforge.errors import InputError
+
+
+@dataclass(frozen=True)
+class Rounds(Attack):
+    """Rounds of targeted APGD from new starts toward the `targets` nearest classes, on the images worth a round.
+
+    The stopping rule, for each image by itself: let m be its clean margin and b the smallest margin that anything has
+    found for it, in units of m. After each round an image is given up if the round lowered b by less than `gain`,
+    unless b is below `near`: an image so close to the boundary gets all `rounds`. All images get one round.
+    """
+
+    name: ClassVar[str] = "rounds"
+    steps: int = 50
+    targets: int = 2
+    rounds: int = 4
+    gain: float = 0.02
+    near: float = 0.1
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.targets < 1 or self.rounds < 1:
+            raise InputError(
+                f"steps, targets and rounds must be at least 1, got {self.steps}, {self.targets} and {self.rounds}"
+            )
+        if not (self.gain >= 0 and self.near >= 0):
+            raise InputError(f"gain and near must be at least 0, got {self.gain} and {self.near}")
+
+    def attack(self, trial: Trial) -> None:
+        """Run the rounds; the trial remembers which images were given up before the last."""
+        size = clean_margin(trial).clamp_min(1e-12)
+        worth = trial.standing()
+        for number in range(self.rounds):
+            before = trial.closest[worth]
+            with trial.only(worth):
+                self._round(trial, number)
+            left = -trial.closest[worth] / size[worth]
+            gained = (trial.closest[worth] - before) / size[worth]
+            promising = (gained >= self.gain) | (left < self.near)
+            if number < self.rounds - 1:
+                trial.given_up[worth] = ~promising & ~trial.fooled[worth]
+            worth = worth[promising & ~trial.fooled[worth]]
+
+    def _round(self, trial: Trial, number: int) -> None:
+        schedule = Schedule(self.steps, rho=0.75)
+        for rank, target in enumerate(targets_by_distance(trial, self.targets)):
+            goal = toward(trial, targeted_margin, target)
+            climb(trial, goal, schedule, stream="rounds", counter=number * self.targets + rank)
+
+
+@dataclass(frozen=True)
+class Escalate(Attack):
+    """The standard cascade on every image that still stands and on which the gradient attacks look suspicious.
+
+    Suspicious is an image with a gradient of exactly 0 somewhere, one on which the gradient attacks never lowered the
+    margin at all, and one on which a Square of `queries` queries gets lower than all of them did.
+    """
+
+    name: ClassVar[str] = "escalate"
+    queries: int = 50
+
+    def __post_init__(self) -> None:
+        Square(queries=self.queries)
+
+    def attack(self, trial: Trial) -> None:
+        """Probe what stands; escalate the suspicious images."""
+        clean = -clean_margin(trial)
+        by_gradient = trial.closest.clone()
+        Square(queries=self.queries).attack(trial)
+        trial.settle("probe")
+        suspicious = trial.zero_gradient | (by_gradient <= clean) | (trial.closest > by_gradient)
+        at = (suspicious & ~trial.fooled).nonzero().squeeze(1)
+        trial.given_up[at] = False
+        if len(at):
+            trial.notes.append(
+                f"{len(at)} of {len(trial.x)} images looked masked and went through the standard cascade"
+            )
+            with trial.only(at):
+                Cascade(standard_attacks(trial.clean_logits().shape[1])).attack(trial)
+
+
+@torch.no_grad()
+def clean_margin(trial: Trial) -> Tensor:
+    """z_y minus the largest other logit (N,) on the clean images: above 0 where the model is right."""
+    return -margin(trial.clean_logits(), trial.y)

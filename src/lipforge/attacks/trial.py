@@ -1,0 +1,190 @@
+"""One attack on one batch: who still stands, what fooled the others, and what each image has cost."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks.losses import Loss, TargetedLoss, margin
+from lipforge.attacks.norms import inside
+from lipforge.attacks.queries import logits_of
+from lipforge.errors import ModelError
+from lipforge.types import Classifier, Threat
+
+Goal = Callable[[Tensor, Tensor], Tensor]
+"""What an attack maximises: logits (M, K) and the positions (M,) of their images to one number per image (M,)."""
+
+ROBUST, MISCLASSIFIED = "robust", "misclassified"
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one attack of a cascade left: images that still stand, and the passes and seconds it took in all."""
+
+    attack: str
+    robust: int
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Images (N, C, H, W) inside the threat, which of them fool the model, and what each has cost.
+
+    `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. `forwards` and
+    `backwards` (N,) count the passes each image went through. `given_up` are the robust images that autoattack("fast")
+    left before its last round. `notes` are the reasons to doubt the result.
+    """
+
+    images: Tensor
+    fooled: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    given_up: Tensor
+    outcome: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    notes: tuple[str, ...]
+
+
+class Slope(NamedTuple):
+    """A goal's gradient with respect to the images, its value (M,), and the logits (M, K) it came from."""
+
+    gradient: Tensor
+    value: Tensor
+    logits: Tensor
+
+
+class Trial:
+    """The images of one batch while attacks work on those that stand.
+
+    Attacks address images by their positions `at` (M,) in the batch, so that fooled ones can leave at any time. All
+    passes through the model go through here, which is what makes the counts true.
+    """
+
+    def __init__(self, model: Classifier, x: Tensor, y: Tensor, *, threat: Threat, seed: int, sample_ids: Tensor):
+        self.model, self.x, self.y, self.ids = model, x.detach(), y, sample_ids
+        self.threat, self.seed = threat, seed
+        self.images = x.detach().clone()
+        self.fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        self.backwards = torch.zeros_like(self.forwards)
+        self.zero_gradient = torch.zeros_like(self.fooled)
+        self.given_up = torch.zeros_like(self.fooled)
+        # The largest margin (max_{i != y} z_i - z_y) that any point inside the threat has reached.
+        self.closest = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
+        self.nearest: Tensor | None = None
+        self.outcome = [ROBUST] * len(x)
+        self.stages: list[Stage] = []
+        self.notes: list[str] = []
+        self._confirmed = torch.zeros_like(self.fooled)
+        self._resting = torch.zeros_like(self.fooled)
+        self._clean: Tensor | None = None
+        self._settled = (0, 0, time.perf_counter())
+
+    def standing(self) -> Tensor:
+        """The positions of the images that nothing has fooled yet, without those that rest."""
+        return (~(self.fooled | self._resting)).nonzero().squeeze(1)
+
+    @contextmanager
+    def only(self, at: Tensor) -> Iterator[None]:
+        """Let all images rest but those at these positions."""
+        before, self._resting = self._resting, torch.ones_like(self._resting)
+        self._resting[at] = before[at]
+        try:
+            yield
+        finally:
+            self._resting = before
+
+    def clean_logits(self) -> Tensor:
+        """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
+        if self._clean is None:
+            self._clean = self.logits(self.x, torch.arange(len(self.x), device=self.x.device))
+            self.closest = torch.maximum(self.closest, margin(self._clean, self.y).to(self.closest))
+            wrong = (self._clean.argmax(dim=1) != self.y) & ~self.fooled
+            self.fooled |= wrong
+            self._confirmed |= wrong
+            for position in wrong.nonzero().squeeze(1).tolist():
+                self.outcome[position] = MISCLASSIFIED
+        return self._clean
+
+    @torch.no_grad()
+    def logits(self, x_adv: Tensor, at: Tensor, *, repeats: int = 1) -> Tensor:
+        """The logits of `x_adv`, which stands in for the images at these positions; the mean of `repeats` forwards."""
+        self.forwards[at] += repeats
+        passes = [logits_of(self.model, x_adv, self.y[at]) for _ in range(repeats)]
+        return passes[0] if repeats == 1 else torch.stack(passes).mean(dim=0)
+
+    def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, repeats: int = 1) -> Slope:
+        """The goal's slope at `x_adv`, the mean over `repeats` passes where the model is random."""
+        passes = [self._slope(x_adv, at, goal) for _ in range(repeats)]
+        slope = passes[0] if repeats == 1 else Slope(*(torch.stack(part).mean(0) for part in zip(*passes, strict=True)))
+        self.zero_gradient[at] |= (slope.gradient == 0).flatten(1).all(dim=1)
+        return slope
+
+    def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
+        """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more."""
+        standing = logits.argmax(dim=1) == self.y[at]
+        self.closest[at] = torch.maximum(self.closest[at], margin(logits, self.y[at]).to(self.closest))
+        if not standing.all():
+            lost = at[~standing]
+            self.fooled[lost] = True
+            self.images[lost] = x_adv[~standing]
+        return standing
+
+    def keep(self, x_adv: Tensor, at: Tensor) -> None:
+        """Make `x_adv` the answer for images that stand: the best an attack found without fooling them."""
+        self.images[at] = x_adv
+
+    def settle(self, attack: str) -> None:
+        """Close a stage, if anything was asked since the last: confirm what it fooled, and note what it cost."""
+        self._confirm()
+        for position in self.fooled.nonzero().squeeze(1).tolist():
+            if self.outcome[position] == ROBUST:
+                self.outcome[position] = attack
+        forwards, backwards, now = int(self.forwards.sum()), int(self.backwards.sum()), time.perf_counter()
+        if not self.stages or forwards > self._settled[0]:
+            spent = (forwards - self._settled[0], backwards - self._settled[1], now - self._settled[2])
+            self.stages.append(Stage(attack, int((~self.fooled).sum()), *spent))
+            self._settled = (forwards, backwards, now)
+
+    def result(self, attack: str) -> AttackResult:
+        """What there is to report; what no stage has settled yet is settled under the name `attack`."""
+        self.settle(attack)
+        tensors = (self.images, self.fooled, self.forwards, self.backwards, self.given_up & ~self.fooled)
+        return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
+
+    def _confirm(self) -> None:
+        """A success counts only if the model is fooled again in another batch, by an image inside the threat."""
+        at = (self.fooled & ~self._confirmed).nonzero().squeeze(1)
+        if len(at) == 0:
+            return
+        images = self.images[at]
+        again = self.logits(images, at).argmax(dim=1) != self.y[at]
+        self.fooled[at] = self._confirmed[at] = again & inside(images, self.x[at], self.threat)
+
+    def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
+        self.forwards[at] += 1
+        self.backwards[at] += 1
+        x_adv = x_adv.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = logits_of(self.model, x_adv, self.y[at])
+            if not logits.requires_grad:
+                raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
+            value = goal(logits, at)
+            (gradient,) = torch.autograd.grad(value.sum(), x_adv)
+        return Slope(gradient, value.detach(), logits.detach())
+
+
+def away(trial: Trial, loss: Loss) -> Goal:
+    """The goal to leave the true class."""
+    return lambda logits, at: loss(logits, trial.y[at])
+
+
+def toward(trial: Trial, loss: TargetedLoss, target: Tensor) -> Goal:
+    """The goal to reach the class `target` (N,) of each image of the batch."""
+    return lambda logits, at: loss(logits, trial.y[at], target[at])

@@ -1,0 +1,114 @@
+"""Each warning is raised by a model that deserves it, and by no other."""
+
+import pytest
+import torch
+from torch import nn
+
+from lipforge.attacks import APGD, PGD, AttackWarning, Stage, square_notes
+from lipforge.attacks.checks import class_notes, model_notes
+from lipforge.attacks.trial import Trial
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+
+THREAT = Threat("linf", 0.01)
+
+
+def _notes(model, **settings):
+    x, y = small_images(small_net())
+    trial = Trial(model, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(len(x)))
+    return model_notes(trial, **settings)
+
+
+def _random(x):
+    return small_net()(x) + 0.1 * torch.randn(len(x), 4)
+
+
+def _probabilities(x):
+    return small_net()(x).softmax(dim=1)
+
+
+def _adaptive(x):
+    net = small_net()
+    with torch.enable_grad():
+        seen = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(net(seen).amax(dim=1).sum(), seen)
+    return net(x + 0.01 * gradient.sign())
+
+
+def _adaptive_by_backward(x):
+    with torch.enable_grad():
+        seen = x.detach().requires_grad_()
+        small_net()(seen).amax(dim=1).sum().backward()
+    return small_net()(x + 0.01 * seen.grad.sign())
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        (_random, "differ between repeated forwards"),
+        (_probabilities, "look like probabilities"),
+        (_adaptive, "gradients inside its forward"),
+        (_adaptive_by_backward, "gradients inside its forward"),
+    ],
+)
+def test_a_suspicious_model_is_noted_for_the_one_thing_it_does(model, message):
+    notes = _notes(model)
+    assert len(notes) == 1
+    assert message in notes[0]
+
+
+def test_an_honest_model_is_not_noted():
+    assert _notes(small_net()) == []
+
+
+def test_a_random_model_is_not_noted_where_randomness_is_expected():
+    assert _notes(_random, random_expected=True) == []
+
+
+class Rounding(nn.Module):
+    """A net whose gradient is 0 everywhere, and whose decisions move all the same."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = small_net()
+
+    def forward(self, x):
+        return self.net((x * 255).round() / 255)
+
+
+def test_zero_gradients_are_noted_with_their_number():
+    model = Rounding().eval()
+    x, _ = small_images(small_net())
+    result = APGD(steps=3).run(model, x, model(x).argmax(dim=1), threat=THREAT)
+    assert result.notes == ("24 of 24 images had a gradient of exactly 0: gradient attacks cannot be trusted on them",)
+
+
+def test_a_call_that_would_lose_a_note_warns():
+    x, y = small_images(small_net())
+    with pytest.warns(AttackWarning, match="gradient of exactly 0"):
+        PGD(steps=2)(Rounding().eval(), x, y, threat=THREAT)
+
+
+def _stages(*left):
+    names = ("clean", "apgd", "fab", "square")
+    return [Stage(name, robust, 1, 1, 0.0) for name, robust in zip(names, left, strict=True)]
+
+
+def test_a_square_that_breaks_more_than_two_in_a_thousand_is_noted():
+    assert square_notes(_stages(900, 600, 600, 598), 1000) == []
+    (note,) = square_notes(_stages(900, 600, 600, 597), 1000)
+    assert "another 0.3 % of the images" in note
+
+
+def test_a_square_that_comes_first_is_not_noted():
+    first = [Stage("clean", 10, 1, 0, 0.0), Stage("square", 2, 1, 0, 0.0), Stage("apgd", 1, 1, 1, 0.0)]
+    assert square_notes(first, 10) == []
+
+
+def test_few_classes_are_noted_with_what_changes():
+    assert class_notes(10, targets=9) == []
+    assert class_notes(5, targets=9) == ["the model has 5 classes: targeted attacks have 4 targets instead of 9"]
+    (two,) = class_notes(2, targets=9)
+    assert "1 targets instead of 9" in two
+    assert "needs 4 classes" in two
+    assert "needs 3 classes" in two

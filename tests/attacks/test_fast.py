@@ -1,0 +1,86 @@
+"""The stopping rule of the rounds, and the escalation of suspicious images."""
+
+import pytest
+import torch
+
+from lipforge.attacks import APGD, Cascade, Escalate, Rounds
+from lipforge.attacks.trial import Trial
+from lipforge.errors import InputError
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+from tests.attacks.test_checks import Rounding
+
+THREAT = Threat("linf", 1e-4)  # nobody is fooled
+
+
+def _run(attack, count=10):
+    model = small_net(classes=4)
+    x, y = small_images(model, count)
+    return attack.run(model, x, y, threat=THREAT)
+
+
+def test_images_that_gain_nothing_get_one_round_and_are_reported_as_given_up():
+    # A round may gain the whole way from the clean image, which is below 100 times the clean margin.
+    result = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=0.0))
+    # The clean image, the slope toward the 3 candidates, and 6 points toward each of 2 targets
+    assert result.forwards.tolist() == [1 + 1 + 2 * 6] * 10
+    assert result.backwards.tolist() == [3 + 2 * 5] * 10
+    assert result.given_up.all()
+
+
+def test_images_near_the_boundary_get_every_round():
+    result = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
+    assert result.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
+    assert not result.given_up.any()
+
+
+def test_an_image_that_is_fooled_is_not_given_up():
+    model = small_net()
+    x, y = small_images(model, 40)
+    result = Rounds(steps=10).run(model, x, y, threat=Threat("linf", 0.01))
+    assert 5 < result.fooled.sum() < 40
+    assert not (result.given_up & result.fooled).any()
+
+
+def test_an_honest_model_is_probed_and_not_escalated():
+    result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20))))
+    assert [stage.attack for stage in result.stages] == ["clean", "apgd:steps=5,loss=margin", "probe"]
+    assert result.notes == ()
+    assert result.forwards.tolist() == [1 + 6 + 21] * 10
+
+
+@pytest.mark.slow
+def test_images_without_gradients_are_escalated_to_the_standard_cascade():
+    model = Rounding().eval()
+    x, _ = small_images(small_net(), 2)
+    y = model(x).argmax(dim=1)
+    result = Cascade((APGD(steps=5, loss="margin"), Escalate(queries=2))).run(model, x, y, threat=Threat("linf", 0.005))
+    names = [stage.attack for stage in result.stages]
+    assert names[:4] == ["clean", "apgd:steps=5,loss=margin", "probe", "apgd"]
+    assert names[-1] == "square"
+    assert any("looked masked" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Rounds, {"steps": 0}, "at least 1"),
+        (Rounds, {"rounds": 0}, "at least 1"),
+        (Rounds, {"gain": -1.0}, "gain and near"),
+        (Escalate, {"queries": 0}, "queries and restarts"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(kind, settings, message):
+    with pytest.raises(InputError, match=message):
+        kind(**settings)
+
+
+def test_resting_images_cost_nothing():
+    model = small_net()
+    x, y = small_images(model, 6)
+    trial = Trial(model, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(6))
+    trial.clean_logits()
+    with trial.only(torch.tensor([1, 4])):
+        APGD(steps=3).attack(trial)
+    assert trial.forwards.tolist() == [1, 5, 1, 1, 5, 1]
+    assert trial.standing().tolist() == [0, 1, 2, 3, 4, 5]
