@@ -77,7 +77,7 @@ def check_command(
     [bold]Example[/]: lipforge data check folder:/data/imagenet/val
     """
     folder = options.folder_options(resize, crop, interpolation, "raise", workers, files)
-    report = check_data(spec, root=root, folder=folder)
+    report = check_data(spec, root=root, folder=folder if spec.startswith("folder:") else None)
     if json:
         print_json(report)
     else:

@@ -35,6 +35,7 @@ def forge(
     weights: options.Weights = None,
     weights_dir: options.WeightsDir = None,
     no_weights: options.NoWeights = False,
+    classes: options.Classes = None,
     root: options.Root = None,
     batch_size: options.BatchSize = BATCH_SIZE,
     device: options.Device = "auto",
@@ -63,7 +64,9 @@ def forge(
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
         images = options.open_data(data, limit, seed, root, folder)
-        loaded = load_model(model, weights, weights_dir=weights_dir, pretrained=not no_weights).to(where)
+        loaded = load_model(model, weights, weights_dir=weights_dir, pretrained=not no_weights, classes=classes).to(
+            where
+        )
         masks = carried_masks(loaded)
         if masks and rank.is_first:
             note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")

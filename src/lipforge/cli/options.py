@@ -47,6 +47,7 @@ Mask = Annotated[
         help="step, piecewise:d=0.5, smooth:a=20,b=10,argument=relative or mean-centred.",
     ),
 ]
+Classes = Annotated[int | None, typer.Option(help="Build the model for this many classes.")]
 Rules = Annotated[
     list[str] | None,
     typer.Option(
@@ -87,8 +88,8 @@ def folder_options(
 
 
 def open_data(spec: str, limit: int | None, seed: int | None, root: str | None, folder: FolderOptions) -> DataSet:
-    """The data set of a command."""
-    return load_data(spec, limit=limit, seed=seed, root=root, folder=folder)
+    """The data set of a command; what is said of image folders applies to nothing else."""
+    return load_data(spec, limit=limit, seed=seed, root=root, folder=folder if spec.startswith("folder:") else None)
 
 
 def pick_device(name: str) -> torch.device:

@@ -12,6 +12,10 @@ Interpolation = Literal["bicubic", "bilinear"]
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
 
 
+# Pillow would also hand PostScript to an interpreter: a data file must not start a program.
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
+
+
 class UnreadableImage(Exception):  # noqa: N818 - it is caught inside this package and never reaches a user
     """A file that Pillow cannot decode as an image."""
 
@@ -19,7 +23,7 @@ class UnreadableImage(Exception):  # noqa: N818 - it is caught inside this packa
 def read_image(path: str | Path, resize: int | None, crop: int | None, interpolation: Interpolation) -> Bytes:
     """The image in `path` as RGB bytes (3, H, W), its shorter side resized, its centre cropped."""
     try:
-        with Image.open(path) as image:
+        with Image.open(path, formats=FORMATS) as image:
             return to_bytes(prepare(image.convert("RGB"), resize, crop, interpolation))
     except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
         # Pillow names some damage in words of its own (SyntaxError for a broken PNG).

@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from lipforge.batching import BATCH_SIZE
 from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
 from lipforge.data.decode import FILTERS, Interpolation
-from lipforge.data.listing import Listing, find_parts, list_files, read_listing
+from lipforge.data.listing import Listing, class_folders, find_parts, list_files, read_listing
 from lipforge.data.split import shuffled
 from lipforge.data.workers import Decoded, Prepare, decode_files
 from lipforge.errors import DataError, InputError
@@ -146,6 +146,9 @@ def open_folder(
         raise InputError(f"limit must be at least 1, got {limit}")
     test, train = find_parts(root)
     drawn: int | None = None
+    if train is not None and not options.class_names:
+        # One numbering for both, also where a class is in only one of them.
+        options = replace(options, class_names=tuple(sorted({*class_folders(test), *class_folders(train)})))
     listing = list_files(test, options.class_names)
     if options.files is not None:
         listing = read_listing(listing, Path(options.files))

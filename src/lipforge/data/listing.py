@@ -49,7 +49,7 @@ class Listing:
 
 def list_files(root: Path, class_names: tuple[str, ...] = ()) -> Listing:
     """Every image file in the sub-folders of `root`, by class and name; a sub-folder without any keeps its label."""
-    found = tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+    found = class_folders(root)
     if not found:
         raise DataError(f"{root} has no sub-folders; an image folder has one per class, as in {root}/n01440764/*.JPEG")
     unknown = sorted(set(found) - set(class_names))
@@ -67,6 +67,11 @@ def list_files(root: Path, class_names: tuple[str, ...] = ()) -> Listing:
     return Listing(root, class_names, np.array(names), np.array(labels, dtype=np.int64))
 
 
+def class_folders(root: Path) -> tuple[str, ...]:
+    """The names of the sub-folders of `root`, sorted."""
+    return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
+
+
 def read_listing(listing: Listing, path: Path) -> Listing:
     """The files that a text file names, one "class/file" per line, in its order."""
     try:
@@ -76,6 +81,8 @@ def read_listing(listing: Listing, path: Path) -> Listing:
     pairs = zip(listing.labels.tolist(), listing.names.tolist(), strict=True)
     known = {f"{listing.class_names[label]}/{os.fsdecode(name)}": at for at, (label, name) in enumerate(pairs)}
     missing = [name for name in wanted if name not in known]
+    if len(set(wanted)) < len(wanted):
+        raise DataError(f"{path} lists {max(wanted, key=wanted.count)} more than once")
     if missing or not wanted:
         example = f", for example {missing[0]}" if missing else ""
         raise DataError(f"{path} lists {len(wanted)} files, {len(missing)} of them not in {listing.root}{example}")

@@ -42,6 +42,8 @@ def load_model(
     """
     if weights is not None and not pretrained:
         raise InputError(f"weights={str(weights)!r} and pretrained=False (--no-weights) exclude each other")
+    if weights is not None and not str(weights):
+        raise InputError("weights must name a checkpoint file, got an empty text; leave it out for the model's own")
     if classes is not None and classes < 1:
         raise InputError(f"classes must be at least 1, got {classes}")
     # Constructors draw from the global generator; it is put back, so that loading changes no one else's numbers.

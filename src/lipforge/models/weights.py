@@ -1,5 +1,6 @@
 """A checkpoint's tensors into a model: unwrapped, matched name by name, and never by halves."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -130,7 +131,14 @@ def _best_match(model: nn.Module, state: StateDict, adapt: Adapt | None, ignore:
     except (KeyError, AttributeError, IndexError, RuntimeError, ValueError):
         # The translation is another package's, made for its own files; this one is simply not such a file.
         return direct
+    if _resampled(state, adapted):
+        return direct
     return min(direct, match_names(model, adapted, ignore=ignore), key=lambda match: match.distance)
+
+
+def _resampled(state: StateDict, adapted: StateDict) -> bool:
+    """Whether a translation made tensors of new sizes: timm fits another model's positions and patches that way."""
+    return bool(Counter(t.numel() for t in adapted.values()) - Counter(t.numel() for t in state.values()))
 
 
 def _collides(state: StateDict) -> bool:
