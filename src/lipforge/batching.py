@@ -92,18 +92,18 @@ def check_images(images: Any, *, first: int = 0) -> None:
     low, high = (bound.item() for bound in torch.aminmax(images))
     if not (low >= 0 and high <= 1):
         wrong = (~((images >= 0) & (images <= 1))).flatten(1).any(dim=1).nonzero()[0].item()
+        way_out = "divide them by 255" if low >= 0 and high > 2 else "put normalisation inside the model"
         raise InputError(
-            f"images must lie in [0, 1], got [{low:.3f}, {high:.3f}] (first in image {first + int(wrong)}); "
-            "put normalisation inside the model (lipforge.models.Normalize)"
+            f"images must lie in [0, 1], got [{low:.3f}, {high:.3f}] (first in image {first + int(wrong)}); {way_out}"
         )
 
 
 def check_eval(model: nn.Module) -> None:
     """Raise if any part of `model` is in train mode: its batch norms would change with every batch."""
-    training = [name or "the model itself" for name, module in model.named_modules() if module.training]
+    training = [f"'{name}'" if name else "the model" for name, module in model.named_modules() if module.training]
     if training:
-        more = f" and {len(training) - 1} more" if len(training) > 1 else ""
-        raise ModelError(f"the model must be in eval mode, but '{training[0]}'{more} is not; call model.eval()")
+        more = f" (and {len(training) - 1} more)" if len(training) > 1 else ""
+        raise ModelError(f"the model must be in eval mode, but {training[0]} is not{more}; call model.eval()")
 
 
 def device_of(model: nn.Module) -> torch.device:

@@ -221,8 +221,8 @@ def test_a_site_that_was_never_reached_is_named():
     [
         (images(0), "images must not be empty"),
         ([], "images must not be empty"),
-        (images(4) * 255, r"images must lie in \[0, 1\], got \[.*first in image 0.*Normalize"),
-        (images(4) - 0.5, r"images must lie in \[0, 1\]"),
+        (images(4) * 255, r"images must lie in \[0, 1\], got \[.*first in image 0\); divide them by 255"),
+        (images(4) - 0.5, r"images must lie in \[0, 1\].*put normalisation inside the model"),
         ((images(4) * 255).byte(), "must be floating point in .*divide bytes by 255"),
         (images(4)[0], r"shape \(N, C, H, W\), got \(3, 32, 32\)"),
         (["cat.png"], "images must be a tensor"),

@@ -105,17 +105,17 @@ def _measure(model: nn.Module, name: str, test: View, attacked: View) -> Demo:
         direct = _standing(forged(model), images, attack, threat, 0, label)
         adaptive = _standing(straight_through(model), images, attack, threat, 1, f"{label}, adaptive")
         union = direct & adaptive
-        rows.append(
-            Row(
-                ratio=ratio,
-                clean=clean_accuracy(forged(model), test).accuracy,
-                plain_attack=share * int(direct.sum()),
-                adaptive_attack=share * int(adaptive.sum()),
-                union=share * int(union.sum()),
-                gained=int((union & ~robust).sum()),
-                lost=int((robust & ~union).sum()),
-            )
+        row = Row(
+            ratio=ratio,
+            clean=clean_accuracy(forged(model), test).accuracy,
+            plain_attack=share * int(direct.sum()),
+            adaptive_attack=share * int(adaptive.sum()),
+            union=share * int(union.sum()),
+            gained=int((union & ~robust).sum()),
+            lost=int((robust & ~union).sum()),
         )
+        rows.append(row)
+        notes.print(f"     {label}: plain {100 * row.plain_attack:.1f} %, adaptive {100 * row.adaptive_attack:.1f} %")
     set_ratio_(model, HEADLINE)
     return Demo(name, test.name, str(threat), str(attack), len(test), len(robust), tuple(rows))
 

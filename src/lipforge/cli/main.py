@@ -61,7 +61,7 @@ def main() -> None:
             app(arguments, prog_name="lipforge")
     except SystemExit as request:  # typer turns Ctrl-C into this exit code, without a word
         if request.code == INTERRUPTED:
-            notes.print("interrupted; what was written is whole, and the same command starts again")
+            notes.print("interrupted; what was written is whole, and the same command can be given again")
         raise
     except (LipforgeError, OSError) as error:
         _explain(error, debug, WRONG_USE)

@@ -43,6 +43,8 @@ class Forge(nn.Module):
 
     def __init__(self, mask: Mask | None = None, ratio: float = 0.0, channels: int = 0, channel_dim: int = -1) -> None:
         super().__init__()
+        if mask is not None and not hasattr(mask, "statistic"):
+            raise InputError(f"mask must be a mask such as Step() or Piecewise(d=0.5), got {mask!r}")
         self.mask: Mask = mask if mask is not None else Step()
         self.channels = channels
         self.channel_dim = channel_dim
