@@ -159,9 +159,9 @@ def _show(result: Demo) -> None:
     counts = f"clean n={result.clean_count}, attacked n={result.attack_count}"
     results.print(table(f"{result.model}, {result.threat}, % correct; {counts}", dict.fromkeys(columns, "right"), rows))
     results.print(
-        "plain: PGD, 20 margin-loss steps through the masks. adaptive: the same, with the identity as the masks'\n"
-        "backward pass. both: robust only if neither attack fools it; this is the column that counts. The base\n"
-        "model faces two attacks as well. gained / lost: images against the base model.\n"
+        "plain: PGD, 20 margin-loss steps through the masks. adaptive: the same, with the identity as the masks' "
+        "backward pass. both: robust only if neither attack fools it; this is the column that counts. The base model "
+        "faces two attacks as well. gained / lost: images against the base model.\n"
     )
     results.print(_sentence(result), soft_wrap=True)
 
