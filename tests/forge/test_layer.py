@@ -125,3 +125,8 @@ def test_a_bound_that_is_no_bound_is_refused(bound):
 def test_mean_centred_cannot_track_by_itself():
     with pytest.raises(InputError, match="needs calibrate_"):
         Forge(MeanCentred()).mode = "track"
+
+
+def test_a_mask_given_by_name_is_refused():
+    with pytest.raises(InputError, match=r"mask must be a mask such as Step\(\).*got 'step'"):
+        Forge("step")  # type: ignore[arg-type]  # the mistake under test
