@@ -16,6 +16,7 @@ from lipforge.forge.forging import forge_
 from lipforge.forge.insert import forges, insert_, set_mode_
 from lipforge.forge.masks import MeanCentred
 from lipforge.forge.sites import find_sites
+from lipforge.ranks import leave
 from tests.nets import ResidualNet, ReusingNet, Transformer, images, seeded
 
 
@@ -356,6 +357,7 @@ def _rank(rank: int, port: int, fail: bool, results) -> None:
         results.put((rank, str(error), 0))
     finally:
         dist.destroy_process_group()
+        leave(0)
 
 
 def run_ranks(*, fail: bool) -> dict[int, tuple]:

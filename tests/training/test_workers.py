@@ -13,20 +13,23 @@ from safetensors.torch import load_file
 
 import lipforge
 from lipforge.errors import InputError
+from lipforge.ranks import Rank
 from lipforge.training import train
-from lipforge.training.workers import Worker, agree, average_, workers
+from lipforge.training.workers import agree, average_, check_shares, share
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 
 RUN = """
 import sys, torch
 from dataclasses import replace
+from lipforge.ranks import leave
 from lipforge.training import train
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 torch.set_num_threads(1)
 model = toy_net(norm=False).double()
 train(model, (DATA[0].double(), DATA[1]), replace(CONFIG, epochs=1, awp=0.01), out=sys.argv[1])
+leave(0)
 """
 
 
@@ -59,8 +62,8 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path):
 
 
 def test_the_shares_of_a_batch_are_equal_and_make_up_the_batch():
-    shares = [Worker(rank, 3).share(torch.arange(12)) for rank in range(3)]
-    assert {len(share) for share in shares} == {4}
+    shares = [share(torch.arange(12), Rank(rank, 3)) for rank in range(3)]
+    assert {len(part) for part in shares} == {4}
     assert torch.equal(torch.cat(shares).sort().values, torch.arange(12))
 
 
@@ -71,12 +74,6 @@ def test_one_process_averages_and_agrees_with_itself():
     assert agree([0.5, 0.25], torch.device("cpu")) == [0.5, 0.25]
 
 
-def test_without_torchrun_there_is_one_process(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    with workers(7, torch.device("cpu")) as worker:
-        assert worker == Worker(0, 1)
-
-
 def test_a_batch_that_cannot_be_shared_equally_is_refused():
     with pytest.raises(InputError, match="multiple of the 2 processes, got 7"):
-        Worker(0, 2).checked(7)
+        check_shares(7, Rank(0, 2))

@@ -9,13 +9,13 @@ import typer
 from lipforge.batching import BATCH_SIZE, ImageData
 from lipforge.cli import options
 from lipforge.cli.output import note, print_json, ratio_text, results, table
-from lipforge.cli.ranks import Rank, process_group
 from lipforge.data.split import view
 from lipforge.errors import InputError
 from lipforge.forge import Recipe, forge_, parse_mask
 from lipforge.forge.masks import mask_to_dict
 from lipforge.forge.sites import DEFAULT_RULES
 from lipforge.models import carried_masks, load_model
+from lipforge.ranks import Rank, process_group
 from lipforge.types import parse_number
 
 

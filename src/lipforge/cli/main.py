@@ -12,6 +12,7 @@ import typer
 from lipforge.cli import data, demo, forge, sites, train
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
+from lipforge.ranks import by_torchrun, leave
 
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
@@ -53,6 +54,15 @@ def _options(
 
 def main() -> None:
     """Run the command line; errors become one line on stderr and an exit code."""
+    try:
+        _run()
+    except SystemExit as request:
+        if by_torchrun():
+            leave(request.code if isinstance(request.code, int) else int(request.code is not None))
+        raise
+
+
+def _run() -> None:
     debug = "--debug" in sys.argv
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:

@@ -8,12 +8,12 @@ from typing import Annotated
 import torch
 import typer
 
-from lipforge.cli.ranks import own_device
 from lipforge.data import DataSet, FolderOptions, list_data, load_data
 from lipforge.errors import InputError
 from lipforge.forge.masks import MASKS
 from lipforge.forge.sites import RULES
 from lipforge.models import list_models
+from lipforge.ranks import own_device
 
 
 def _complete(names: Callable[[], list[str]]) -> Callable[[str], list[str]]:

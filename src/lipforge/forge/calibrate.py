@@ -15,6 +15,7 @@ from lipforge.forge.recipe import Recipe, describe_source, recipe_of
 from lipforge.forge.statistics import Maximum, Moments, Quantile, Tracker
 from lipforge.forge.unwrap import unwrap
 from lipforge.progress import progress
+from lipforge.ranks import joined
 
 
 def calibrate_(
@@ -105,7 +106,7 @@ def _first_broken(model: nn.Module, names: list[str], images: Tensor) -> tuple[s
 def _finish(trackers: dict[str, Tracker], device: torch.device) -> None:
     """Merge the ranks, and see that every site was reached by some rank: all of them come to the same answer."""
     calls = torch.tensor([tracker.calls for tracker in trackers.values()], device=device)
-    if _distributed():
+    if joined():
         dist.all_reduce(calls)
         for tracker in trackers.values():
             tracker.reduce_()
@@ -194,13 +195,9 @@ def _statistic_name(found: dict[str, Forge], per_channel: bool, quantile: float 
     return f"quantile {quantile}" if quantile is not None else "maximum per channel" if per_channel else "maximum"
 
 
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
-
-
 def _together(work: Callable[[], int], device: torch.device) -> int:
     """The sum of `work()` over the ranks; if it fails on one, all fail, instead of waiting for it forever."""
-    if not _distributed():
+    if not joined():
         return work()
     failure: Exception | None = None
     result = 0

@@ -20,6 +20,7 @@ _FAMILIES: list[tuple[str, Builder, dict[str, Any]]] = [
     (r"resnet-?(?P<depth>\d+)", resnet, {}),
     (r"preact-?resnet-?18", preact_resnet18, {}),
     (r"(wrn|wide-?resnet)-(?P<depth>\d+)-(?P<width>\d+)", wide_resnet, {}),
+    (r"vit", vit, {}),
     (r"vit-tiny", vit, {"dim": 192, "depth": 9, "heads": 3}),
     (r"vit-small", vit, {"dim": 384, "depth": 7, "heads": 6}),
 ]

@@ -15,6 +15,7 @@ from lipforge import rng
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError, TrainingError
 from lipforge.progress import Step, progress
+from lipforge.ranks import Rank, process_group
 from lipforge.records import write_whole
 from lipforge.training.config import TrainConfig
 from lipforge.training.guard import MOST_ROLLBACKS, SHRINK, Accuracy, has_collapsed, probe
@@ -33,7 +34,7 @@ from lipforge.training.session import (
     save,
 )
 from lipforge.training.step import optimize_, placed
-from lipforge.training.workers import Worker, agree, workers
+from lipforge.training.workers import agree, check_shares, share
 
 
 @dataclass(frozen=True)
@@ -66,10 +67,11 @@ def train(
     Under torchrun the processes share each batch; `out` must then be visible to all of them.
     """
     data = data if isinstance(data, ImageData) else ImagePair(*data)
-    with workers(config.batch_size, device_of(model)) as worker:
-        session = _open(model, data, config, Path(out), worker)
+    with process_group(device_of(model)) as rank:
+        check_shares(config.batch_size, rank)
+        session = _open(model, data, config, Path(out), rank)
         total = config.epochs * session.batches
-        with progress(f"training ({config.method})", total, show=False if not worker.first else show) as step:
+        with progress(f"training ({config.method})", total, show=False if not rank.is_first else show) as step:
             step(session.position.epoch * session.batches + session.position.batch)
             while session.position.epoch < config.epochs:
                 _run_epoch(session, checkpoint_seconds, step)
@@ -85,7 +87,7 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, worker: Worker) -> Session:
+def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, rank: Rank) -> Session:
     """A session at its start, or at the last checkpoint in `out`."""
     order = rng.permutation(config.seed, len(data), stream="holdout")
     train_ids = order[config.holdout :].sort().values[: config.limit]
@@ -94,14 +96,14 @@ def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, wor
             f"the data must leave at least one batch of {config.batch_size} images after {config.holdout} are held "
             f"out, but {len(train_ids)} of {len(data)} are left; lower batch_size or holdout"
         )
-    claim(out, identity(config, model, data, worker), worker)
+    claim(out, identity(config, model, data, rank), rank)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this overload
     images, labels = data.batch(order[: config.holdout].tolist())
     held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
     average = make_average(model, config)
     optimizer = make_optimizer(model, config)
     start = Position(attack_step=config.attack_step)
-    session = Session(config, model, average, optimizer, data, train_ids, held_out, worker, start, out)
+    session = Session(config, model, average, optimizer, data, train_ids, held_out, rank, start, out)
     if (out / CHECKPOINT).exists():
         restore_(session)
     return session
@@ -115,7 +117,7 @@ def _run_epoch(session: Session, checkpoint_seconds: float, step: Step) -> None:
     session.model.train()
     clock = saved = time.monotonic()
     for batch in range(position.batch, session.batches):
-        loss, right = optimize_(session, session.worker.share(chunks[batch]))
+        loss, right = optimize_(session, share(chunks[batch], session.rank))
         position.batch, position.loss_sum, position.right = batch + 1, position.loss_sum + loss, position.right + right
         position.seconds, clock = position.seconds + time.monotonic() - clock, time.monotonic()
         step(1, f"epoch {position.epoch + 1}/{config.epochs} loss {position.loss_sum / position.batch:.3f}")
@@ -173,7 +175,7 @@ def _probe(session: Session, model: nn.Module) -> Accuracy:
     """The first process's probe, known to all."""
     images, labels = session.held_out
     accuracy = Accuracy(0.0, 0.0)
-    if session.worker.first:
+    if session.rank.is_first:
         accuracy = probe(model, images, labels, threat=session.config.threat, seed=session.config.seed)
     return Accuracy(*agree(accuracy, images.device))
 
@@ -183,7 +185,7 @@ def _finish(session: Session) -> TrainResult:
     position = session.position
     session.model.load_state_dict(session.final.state_dict())
     session.model.eval()
-    if session.worker.first:
+    if session.rank.is_first:
         state = {name: tensor.cpu().contiguous() for name, tensor in session.model.state_dict().items()}
         write_whole(session.out / WEIGHTS, to_safetensors(state))
     last = next(entry for entry in reversed(position.log) if entry["event"] == "epoch")

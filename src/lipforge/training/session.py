@@ -15,9 +15,9 @@ from torch import Tensor, nn
 
 from lipforge.batching import ImageData
 from lipforge.errors import RunError
+from lipforge.ranks import Rank
 from lipforge.records import read_json, to_plain, write_json, write_whole
 from lipforge.training.config import TrainConfig, check_same
-from lipforge.training.workers import Worker
 
 CHECKPOINT, GOOD, CONFIG, LOG, WEIGHTS = "checkpoint.pt", "good.pt", "config.json", "log.jsonl", "weights.safetensors"
 
@@ -48,7 +48,7 @@ class Session:
     data: ImageData
     train_ids: Tensor
     held_out: tuple[Tensor, Tensor]
-    worker: Worker
+    rank: Rank
     position: Position
     out: Path
 
@@ -91,7 +91,7 @@ def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: i
             mean.copy_(tensor)
 
 
-def identity(config: TrainConfig, model: nn.Module, data: ImageData, worker: Worker) -> dict[str, Any]:
+def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank) -> dict[str, Any]:
     """Everything a resumed run must share with the recorded one."""
     tensors = model.state_dict()
     shapes = repr([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
@@ -101,22 +101,22 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, worker: Wor
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
         "data": data.name,
         "images": len(data),
-        "processes": worker.count,
+        "processes": rank.count,
     }
 
 
-def claim(out: Path, wanted: dict[str, Any], worker: Worker) -> None:
+def claim(out: Path, wanted: dict[str, Any], rank: Rank) -> None:
     """Record the settings in a new directory; in an old one refuse others than the recorded."""
     path = out / CONFIG
     if path.exists():
         check_same(read_json(path), json.loads(json.dumps(wanted)), str(out))
-    elif worker.first:
+    elif rank.is_first:
         write_json(path, wanted)
 
 
 def save(session: Session, name: str = CHECKPOINT) -> None:
     """Write the session's state and its log; only the first process does."""
-    if not session.worker.first:
+    if not session.rank.is_first:
         return
     buffer = io.BytesIO()
     average = None if session.average is None else session.average.state_dict()
