@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lipforge.runs import RunDir
 
 import lipforge as lf
 from lipforge.attacks import PGD
@@ -19,7 +20,6 @@ from lipforge.evaluation import evaluate
 from lipforge.models.architectures import parse_architecture
 from lipforge.models.cards import BUNDLED
 from lipforge.records import read_json, write_json, write_whole
-from lipforge.runs import RunDir
 
 ATTACK = PGD(steps=20)
 
@@ -74,10 +74,11 @@ def card(arguments: argparse.Namespace, weights: Path, model: torch.nn.Module, r
 
 def training(runs: list[Path], commands: list[str]) -> dict[str, Any]:
     """The commands, settings, curve and wall time of the stages."""
+    configs = [read_json(run / "config.json") for run in runs]
     logs = [[json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()] for run in runs]
     return {
         "command": commands,
-        "stages": [{key: value for key, value in read_json(run / "config.json").items() if key != "model"} for run in runs],
+        "stages": [{key: value for key, value in config.items() if key != "model"} for config in configs],
         "seconds": sum(log[-1]["seconds"] for log in logs),
         "machine": "2 CPU cores shared with other work; one thread per process",
         "torch": torch.__version__,
