@@ -1,8 +1,9 @@
 """What certification found: one claim per image, and the curve that they make."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from lipforge.certify.binomial import interval
 from lipforge.errors import InputError
@@ -80,6 +81,35 @@ class CertifyResult:
             share = f"{100 * here.accuracy:.2f} [{low:.2f}, {high:.2f}]"
             lines.append(f"  l2 {here.radius:.2f}  {share} {here.certified} of {self.count}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class About:
+    """What a result is about: the part of it that no shard knows."""
+
+    label: str
+    model: str
+    data: str
+    sigma: float
+    n0: int
+    n: int
+    alpha: float
+    seed: int
+    only_correct: bool
+
+
+def gather(about: About, shards: Sequence[Mapping[str, Any]], radii: Sequence[float]) -> CertifyResult:
+    """The result that the shards of a certification make up."""
+    images = tuple(CertifiedImage(**row) for shard in shards for row in shard["images"])
+    return CertifyResult(
+        **vars(about),
+        count=len(images),
+        abstained=sum(image.prediction is None for image in images),
+        forwards=sum(shard["forwards"] for shard in shards),
+        seconds=sum(shard["seconds"] for shard in shards),
+        curve=tuple(point(images, radius) for radius in radii),
+        images=images,
+    )
 
 
 def point(images: Sequence[CertifiedImage], radius: float) -> CurvePoint:

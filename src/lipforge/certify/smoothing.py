@@ -18,10 +18,13 @@ from lipforge.batching import check_eval, device_of
 from lipforge.certify.binomial import lower_bound, radius_of
 from lipforge.certify.config import Smoothing
 from lipforge.certify.draws import ESTIMATION, SELECTION, count_classes
-from lipforge.certify.results import CertifiedImage, CertifyResult, check_radii, default_radii, point
+from lipforge.certify.identity import model_of, slug
+from lipforge.certify.results import About, CertifiedImage, CertifyResult, check_radii, default_radii, gather
 from lipforge.certify.source import Labelled, Source
 from lipforge.errors import InputError
-from lipforge.progress import progress
+from lipforge.ranks import is_first
+from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.environment import lipforge_version
 from lipforge.types import Classifier
 
 BATCH_SIZE = 256
@@ -42,15 +45,20 @@ def certify(
     only_correct: bool = False,
     radii: Sequence[float] | None = None,
     batch_size: int = BATCH_SIZE,
+    run: RunDir | None = None,
     label: str = "model",
     model_name: str = "",
     seed: int = 0,
+    identity: Mapping[str, Any] | None = None,
     show: bool | None = None,
 ) -> CertifyResult:
     """A claim for every `skip`-th image of `data` (at most `limit`), and certified accuracy over radii.
 
     Each claim holds with probability 1 - alpha. Classifiers that are certified with one seed face the same noise.
     `only_correct` saves the estimation of images whose selected class is wrong, without a change of the curve.
+
+    With `run` every shard is kept: the same call again resumes, other processes may help, and the ranks of torchrun
+    share the shards. `identity` adds what a resumed call must agree on; a classifier that is no module needs it.
     """
     smoothing, source = Smoothing(sigma, n0, n, alpha, seed, only_correct), Source(data, skip, limit)
     chosen = check_radii(default_radii(sigma) if radii is None else radii)
@@ -58,27 +66,31 @@ def certify(
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if isinstance(classifier, nn.Module):
         check_eval(classifier)
-    positions = source.positions
-    size = max(1, SHARD_DRAWS // (n0 + n))
-    shards = []
-    with progress(f"certifying {label}", len(positions), show=show) as step:
-        for first in range(0, len(positions), size):
-            part = positions[first : first + size]
-            shards.append(certify_images(classifier, source, part, smoothing, batch_size))
-            step(len(part))
-    images = tuple(CertifiedImage(**row) for shard in shards for row in shard["images"])
-    return CertifyResult(
-        label=label,
-        model=model_name,
-        data=source.name,
-        **asdict(smoothing),
-        count=len(images),
-        abstained=sum(image.prediction is None for image in images),
-        forwards=sum(shard["forwards"] for shard in shards),
-        seconds=sum(shard["seconds"] for shard in shards),
-        curve=tuple(point(images, radius) for radius in chosen),
-        images=images,
+    positions, name = source.positions, task_name(label, smoothing)
+    model = model_of(classifier, identity, in_run=run is not None)
+    config = {"lipforge": lipforge_version(), "model": model, "data": source.describe(), **asdict(smoothing)}
+    task = open_task(run, name, config, len(positions), max(1, SHARD_DRAWS // (n0 + n)))
+    shards = work(
+        task,
+        lambda at: certify_images(classifier, source, positions[at.start : at.stop], smoothing, batch_size),
+        f"certifying {label}",
+        show=show,
     )
+    result = gather(About(label, model_name, source.name, **asdict(smoothing)), shards, chosen)
+    if run is not None and is_first():
+        run.write_result(name, result)
+    return result
+
+
+def task_name(label: str, smoothing: Smoothing) -> str:
+    """The name of a certification's shards and of its result in a run directory.
+
+    >>> task_name("forged", Smoothing(sigma=0.5, n=1000))
+    'certify__forged__sigma-0.5__n-1000'
+    """
+    seed = f"__seed-{smoothing.seed}" if smoothing.seed else ""
+    correct = "__only-correct" if smoothing.only_correct else ""
+    return f"certify__{slug(label)}__sigma-{smoothing.sigma:g}__n-{smoothing.n}{correct}{seed}"
 
 
 def certify_images(

@@ -1,7 +1,9 @@
 """Which images are certified."""
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +13,9 @@ from lipforge.errors import InputError
 
 Labelled = ImageData | tuple[Tensor, Tensor]
 """A data set with labels, or an (images, labels) pair."""
+
+SAMPLED = 16
+"""Images of a data set that its identity looks at."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,7 @@ class Source:
 
     @property
     def positions(self) -> range:
+        """The positions in `data` of the images to certify."""
         size = len(self.data) if isinstance(self.data, ImageData) else len(self.data[0])
         return range(0, size, self.skip)[: self.limit]
 
@@ -48,3 +54,19 @@ class Source:
             images, labels = (part[torch.as_tensor(list(positions))] for part in self.data)
         check_images(images, first=positions[0])
         return images, labels
+
+    def describe(self) -> dict[str, Any]:
+        """Name, which images, what a data set says of itself, and a digest of up to 16 images spread over them."""
+        describe = getattr(self.data, "describe", None)
+        positions = self.positions
+        spread = {round(k * (len(positions) - 1) / max(SAMPLED - 1, 1)) for k in range(SAMPLED)}
+        images, labels = self.read([positions[at] for at in sorted(spread)])
+        digest = hashlib.sha256(plain_bytes(images))
+        digest.update(plain_bytes(labels.to(torch.int64)))
+        about = dict(describe()) if callable(describe) else {"name": self.name}
+        return {**about, "skip": self.skip, "images": len(positions), "sample": digest.hexdigest()}
+
+
+def plain_bytes(tensor: Tensor) -> Any:
+    """A tensor's bytes in order, for a digest."""
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data
