@@ -14,6 +14,7 @@ ALLOWED = {
     **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "certify", "runs")},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
+    "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
