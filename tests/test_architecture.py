@@ -15,6 +15,7 @@ ALLOWED = {
     "certify": GROUND | {"certify", "runs"},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
+    "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
