@@ -15,6 +15,8 @@ ALLOWED = {
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
+    "paper": GROUND | {"paper"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
