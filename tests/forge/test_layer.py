@@ -138,9 +138,7 @@ def test_a_ratio_outside_0_to_1_is_refused(ratio):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(
-        InputError, match=r"mode must be one of plain, track, .*, got 'training'"
-    ):
+    with pytest.raises(InputError, match=r"mode must be one of plain, track, .*, got 'training'"):
         calibrated().mode = "training"  # type: ignore[assignment]  # the mistake under test
 
 

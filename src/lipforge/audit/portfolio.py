@@ -1,6 +1,7 @@
 """Every attack of the audit on one shard of images: the union of what they break is what counts."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -37,6 +38,7 @@ class Front:
     ids: Tensor
     threat: Threat
     images: Tensor
+    watch: Callable[[str], None]
     outcome: list[str] = field(default_factory=list)
     notes: tuple[str, ...] = ()
     forwards: int = 0
@@ -57,11 +59,18 @@ class Front:
         """Gradients per image that stands."""
         return float(self.backwards[self.standing].double().mean()) if self.standing else 0.0
 
+    @property
+    def best(self) -> Classifier:
+        """The view whose gradients broke most here so far, for the attacks that use only one; the first of equals."""
+        views = self.side.surrogates
+        return views[max(views, key=self.outcome.count)]
+
     def run(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
         """Attack what stands; a success counts only if the side's own classifier confirms it."""
         places = self.standing
         if not places:
             return
+        self.watch(stage)
         at = torch.tensor(places, device=self.x.device)
         result = attack.run(classifier, self.x[at], self.y[at], threat=self.threat, seed=seed, sample_ids=self.ids[at])
         self.images[at] = result.images
@@ -77,10 +86,22 @@ class Front:
                 self.outcome[place] = stage
 
 
-def run_portfolio(pair: Pair, x: Tensor, y: Tensor, ids: Tensor, *, threat: Threat, plan: Plan) -> dict[str, Any]:
-    """What became of each image of a shard on both sides, stage by stage, ready for JSON."""
+def run_portfolio(
+    pair: Pair,
+    x: Tensor,
+    y: Tensor,
+    ids: Tensor,
+    *,
+    threat: Threat,
+    plan: Plan,
+    watch: Callable[[str], None] = lambda stage: None,
+) -> dict[str, Any]:
+    """What became of each image of a shard on both sides, ready for JSON; `watch` is told each stage as it begins."""
     started = time.perf_counter()
-    base, candidate = (Front(side, x, y, ids, threat, x.clone()) for side in (pair.base, pair.candidate))
+    base, candidate = (
+        Front(side, x, y, ids, threat, x.clone(), _named(name, watch))
+        for name, side in (("base", pair.base), ("candidate", pair.candidate))
+    )
     same = _same_logits(base, candidate)
     for front in (base, candidate):
         front.run(PLAIN, front.side.classifier, plan.plain, seed=plan.seed)
@@ -93,7 +114,7 @@ def run_portfolio(pair: Pair, x: Tensor, y: Tensor, ids: Tensor, *, threat: Thre
             front.run(name, front.side.surrogates[name], plan.adaptive, seed=plan.seed + number)
     _cross(REFINED, base, candidate, steps=plan.refine, seed=plan.seed)
     for front in (base, candidate):
-        front.run(LONGER, front.side.best, plan.longer, seed=plan.seed + len(names) + 1)
+        front.run(LONGER, front.best, plan.longer, seed=plan.seed + len(names) + 1)
         if plan.square:
             front.run(SQUARE, front.side.classifier, Square(queries=plan.square), seed=plan.seed)
     _even(base, candidate, plan.seed + len(names) + 2)
@@ -108,6 +129,10 @@ def run_portfolio(pair: Pair, x: Tensor, y: Tensor, ids: Tensor, *, threat: Thre
     }
 
 
+def _named(name: str, watch: Callable[[str], None]) -> Callable[[str], None]:
+    return lambda stage: watch(f"{name}: {stage}")
+
+
 def stage_names(surrogates: list[str], *, square: bool) -> list[str]:
     """All stages in the order in which they run."""
     return [PLAIN, TRANSFER, *surrogates, REFINED, LONGER, *([SQUARE] if square else []), EVEN, DOUBLE]
@@ -119,7 +144,7 @@ def _cross(stage: str, base: Front, candidate: Front, *, steps: int, seed: int) 
     for front in (base, candidate):
         places = front.standing
         attack = Refine(theirs[id(front)][places], steps=steps)
-        front.run(stage, front.side.best if steps else front.side.classifier, attack, seed=seed)
+        front.run(stage, front.best if steps else front.side.classifier, attack, seed=seed)
 
 
 def _even(base: Front, candidate: Front, seed: int) -> None:
@@ -129,7 +154,7 @@ def _even(base: Front, candidate: Front, seed: int) -> None:
         poor, rich = sorted((base, candidate), key=lambda front: front.effort)
         if not poor.standing or rich.effort - poor.effort < again.steps / 2:
             return
-        poor.run(EVEN, poor.side.best, again, seed=seed + number)
+        poor.run(EVEN, poor.best, again, seed=seed + number)
 
 
 def _in_double(base: Front, candidate: Front, seed: int) -> dict[str, int] | None:
@@ -162,7 +187,7 @@ def _right(model: Classifier, front: Front, places: list[int]) -> list[bool]:
 
 def _break_in_double(front: Front, places: list[int], seed: int) -> int:
     """How many standing images a float64 attack finds a point for that also fools the float32 classifier."""
-    view = in_double(front.side.best)
+    view = in_double(front.best)
     if view is None or not places:
         return 0
     at = torch.tensor(places, device=front.x.device)

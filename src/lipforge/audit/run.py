@@ -6,17 +6,15 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
-from lipforge.audit import checks
+from lipforge.attacks.trial import ROBUST
+from lipforge.audit.gather import gather
 from lipforge.audit.measure import measure
 from lipforge.audit.plan import Plan, audit_plan
-from lipforge.audit.portfolio import PLAIN, run_portfolio, stage_names
-from lipforge.audit.report import AuditReport, AuditRow, Check, Effort
+from lipforge.audit.portfolio import run_portfolio
+from lipforge.audit.report import AuditReport
 from lipforge.audit.subjects import Pair, forged_pair, pair_of
-from lipforge.audit.verdict import decide
 from lipforge.batching import ImageData, check_images
 from lipforge.errors import InputError
-from lipforge.evaluation.compare import paired
 from lipforge.evaluation.identity import attack_text, data_identity, model_identity
 from lipforge.evaluation.pair import as_data
 from lipforge.ranks import is_first
@@ -76,9 +74,10 @@ def audit(
     plan = plan if plan is not None else audit_plan(classes=source.classes)
     config = _config(pair, source, threat, plan)
     task = open_task(run, f"audit__{_slug(threat)}", config, len(source), plan.shard_size)
-    shards = work(task, _shard(pair, source, threat, plan), "audit", show=show)
+    watch = Watch()
+    shards = work(task, _shard(pair, source, threat, plan, watch), "audit", status=watch, show=show)
     measured = _measured(pair, source, threat, plan, run, config, show)
-    report = _report(shards, measured, _about(name, source, threat, plan), plan, list(pair.candidate.surrogates), run)
+    report = gather(shards, measured, _about(name, source, threat, plan), plan, list(pair.candidate.surrogates), run)
     if run is not None and is_first():
         run.write_result(f"audit__{_slug(threat)}", report)
     return report
@@ -96,10 +95,30 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
     return forged_pair(subject[0]), subject[1], subject[2]
 
 
-def _shard(pair: Pair, source: ImageData, threat: Threat, plan: Plan) -> Any:
+class Watch:
+    """What the progress bar says: how many images stand so far on each side, and what is being tried."""
+
+    def __init__(self) -> None:
+        self.left = {"base": 0, "candidate": 0}
+        self.stage = ""
+
+    def __call__(self, stage: str) -> None:
+        """A stage begins."""
+        self.stage = stage
+
+    def see(self, shard: Mapping[str, Any]) -> None:
+        """A shard is finished, here or elsewhere."""
+        for side in self.left:
+            self.left[side] += shard[side]["outcome"].count(ROBUST)
+
+    def __str__(self) -> str:
+        return f"standing: base {self.left['base']}, candidate {self.left['candidate']}  {self.stage}"
+
+
+def _shard(pair: Pair, source: ImageData, threat: Threat, plan: Plan, watch: Watch) -> Any:
     def compute(images: range) -> dict[str, Any]:
         x, y, ids = _images(source, images, pair.device)
-        return run_portfolio(pair, x, y, ids, threat=threat, plan=plan)
+        return run_portfolio(pair, x, y, ids, threat=threat, plan=plan, watch=watch)
 
     return compute
 
@@ -159,80 +178,6 @@ def _about(name: str, source: ImageData, threat: Threat, plan: Plan) -> dict[str
         "plain_attack": attack_text(plan.plain),
         "margin": plan.margin,
     }
-
-
-def _report(
-    shards: Sequence[Mapping[str, Any]],
-    measured: Mapping[str, Any] | None,
-    about: Mapping[str, Any],
-    plan: Plan,
-    surrogates: list[str],
-    run: RunDir | None,
-) -> AuditReport:
-    base, candidate = (_joined(shards, side, "outcome") for side in ("base", "candidate"))
-    stages = stage_names(surrogates, square=plan.square > 0)
-    union, plain = (paired(_left(base, upto), _left(candidate, upto)) for upto in (stages, stages[:1]))
-    decision = decide(union, plain, same=all(shard["same"] for shard in shards), margin=plan.margin)
-    found = _checks(shards, measured, _left(candidate, [PLAIN]), run)
-    failed = [check for check in found if check.passed is False]
-    return AuditReport(
-        verdict=decision.verdict,
-        sentence=decision.sentence,
-        doubts=tuple(f"{check.name}: no; {check.evidence}" for check in failed),
-        images_needed=decision.images_needed,
-        clean=paired(_left(base, []), _left(candidate, [])),
-        plain=plain,
-        union=union,
-        rows=_rows(base, candidate, stages),
-        checks=found,
-        base_effort=_effort(shards, "base"),
-        candidate_effort=_effort(shards, "candidate"),
-        base_outcome=tuple(base),
-        candidate_outcome=tuple(candidate),
-        notes=tuple(dict.fromkeys(f"base: {note}" for note in _joined(shards, "base", "notes"))),
-        seconds=sum(shard["seconds"] for shard in shards),
-        **about,
-    )
-
-
-def _checks(
-    shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None, plain: list[bool], run: RunDir | None
-) -> tuple[Check, ...]:
-    transfer = [right for shard in shards for right in shard["transfer"]["candidate"]]
-    counts = [shard["precision"] for shard in shards]
-    precision = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
-    square = sum(shard["candidate"]["square"] for shard in shards)
-    certificates = [run.read_result(name) for name in run.results()] if run is not None else []
-    return (
-        *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
-        checks.autoattack_flags(_joined(shards, "candidate", "notes"), square, len(plain)),
-        checks.precision(precision),
-        checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
-    )
-
-
-def _rows(base: list[str], candidate: list[str], stages: list[str]) -> tuple[AuditRow, ...]:
-    rows = []
-    for last in range(len(stages) + 1):
-        left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
-        rows.append(AuditRow("clean" if last == 0 else stages[last - 1], left, right, (right - left) / len(base)))
-    return tuple(rows)
-
-
-def _left(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
-    """Which images are right and stand after these stages."""
-    return [word == ROBUST or word not in (*stages, MISCLASSIFIED) for word in outcome]
-
-
-def _effort(shards: Sequence[Mapping[str, Any]], side: str) -> Effort:
-    backwards, outcome = _joined(shards, side, "backwards"), _joined(shards, side, "outcome")
-    spent = [count for count, word in zip(backwards, outcome, strict=True) if word == ROBUST]
-    forwards = sum(shard[side]["forwards"] for shard in shards)
-    return Effort(forwards, sum(backwards), sum(spent) / len(spent) if spent else 0.0)
-
-
-def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:
-    return [item for shard in shards for item in shard[side][key]]
 
 
 def _slug(threat: Threat) -> str:

@@ -12,7 +12,7 @@ from lipforge.errors import InputError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
 from lipforge.types import Classifier
 
-OWN = "own gradients"
+OWN, OTHER = "own gradients", "gradients of the other"
 
 
 @dataclass(frozen=True)
@@ -21,11 +21,6 @@ class Side:
 
     classifier: Classifier
     surrogates: Mapping[str, Classifier] = field(default_factory=dict)
-
-    @property
-    def best(self) -> Classifier:
-        """The view whose gradients the long attacks use: the first surrogate, or the classifier itself."""
-        return next(iter(self.surrogates.values()), self.classifier)
 
 
 @dataclass(frozen=True)
@@ -53,12 +48,15 @@ def forged_pair(model: nn.Module) -> Pair:
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
     """Any two classifiers; `surrogates` give gradients for the candidate, whose own logits decide on success."""
+    taken = [name for name in surrogates or {} if name in (OWN, OTHER)]
+    if taken:
+        raise InputError(f"surrogates must have names of their own; {taken[0]!r} is taken")
     for name, classifier in {"base": base, "candidate": candidate, **(surrogates or {})}.items():
         if not callable(classifier):
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
-    views = {name: borrow(candidate, other) for name, other in (surrogates or {}).items()}
+    views = {OWN: candidate, **{name: borrow(candidate, other) for name, other in (surrogates or {}).items()}}
     return _pair(base, candidate, views, None)
 
 
