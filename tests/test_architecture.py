@@ -11,7 +11,8 @@ ROOT = Path(lipforge.__file__).parent
 GROUND = {"types", "errors", "records", "batching", "progress", "ranks", "rng"}
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
-    **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "certify", "runs")},
+    **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},
+    "certify": GROUND | {"certify", "runs"},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
