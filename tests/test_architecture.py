@@ -17,6 +17,8 @@ ALLOWED = {
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
+    "paper": GROUND | {"paper"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
