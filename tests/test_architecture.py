@@ -15,6 +15,7 @@ ALLOWED = {
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "reports": GROUND | {"reports"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
