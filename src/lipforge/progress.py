@@ -12,6 +12,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 PATIENCE = 2.0
 """Seconds that pass before a bar appears: short work stays silent."""
 
+SPEED_PERIOD = 24 * 3600.0
+"""Seconds of work from which the time left is estimated: one step may take an hour."""
+
 
 class Step(Protocol):
     """Call it after each piece of work: how many units were done, and a word on how it goes."""
@@ -20,8 +23,10 @@ class Step(Protocol):
 
 
 @contextmanager
-def progress(label: str, total: int | None, *, show: bool | None = None) -> Iterator[Step]:
+def progress(label: str, total: int | None, *, show: bool | None = None, status: object = "") -> Iterator[Step]:
     """A progress bar on stderr; by default only where stderr is a terminal.
+
+    `status` stands beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
@@ -38,14 +43,15 @@ def progress(label: str, total: int | None, *, show: bool | None = None) -> Iter
         TextColumn("{task.fields[note]}", markup=False),
         console=Console(stderr=True),
         transient=False,
+        speed_estimate_period=SPEED_PERIOD,
     )
-    task = bar.add_task(label, total=total, note="")
+    task = bar.add_task(label, total=total, note=status)
     # A timer, because the first piece of work may itself take a minute.
     patience = threading.Timer(PATIENCE, bar.start)
     patience.daemon = True
     patience.start()
     try:
-        yield lambda advance, note="": bar.update(task, advance=advance, note=note)
+        yield lambda advance, note="": bar.update(task, advance=advance, note=note or status)
     finally:
         patience.cancel()
         patience.join()

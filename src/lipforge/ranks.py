@@ -31,6 +31,11 @@ def by_torchrun() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_first() -> bool:
+    """Whether this process is the one that writes common files and shows progress, joined or not."""
+    return os.environ.get("RANK", "0") == "0" or not by_torchrun()
+
+
 def joined() -> bool:
     """Whether this process has joined a group of several."""
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1

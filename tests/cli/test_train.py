@@ -18,6 +18,15 @@ from lipforge.data import load_data
 SETTINGS = "--arch resnet8:width=8 --method fgsm-rs --epochs 1 --limit 2000 --batch-size 50 --holdout 50 --lr 0.05"
 
 
+@pytest.fixture(autouse=True)
+def _one_thread():
+    """Sums of floats depend on the number of threads, and the process that is killed has one."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(scope="module")
 def images(tmp_path_factory) -> str:
     """2,100 real training images: those in the package, several times over, at half their size."""

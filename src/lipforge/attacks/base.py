@@ -2,6 +2,7 @@
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
@@ -41,11 +42,17 @@ class Attack(Protocol):
         threat: Threat,
         seed: int = 0,
         sample_ids: Tensor | None = None,
+        watch: Callable[[str], None] | None = None,
     ) -> AttackResult:
-        """Images (N, C, H, W) inside the threat in the order of `x`, with what became of each and what it cost."""
+        """Images (N, C, H, W) inside the threat in the order of `x`, with what became of each and what it cost.
+
+        `watch` is told the name of each attack as it begins, for whoever shows progress.
+        """
         ids = checked_ids(model, x, y, sample_ids)
         trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
+        trial.watch = watch
         if len(x):
+            trial.announce(spelled(self))
             self.attack(trial)
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)

@@ -29,5 +29,6 @@ class Cascade(Attack):
         for attack in self.attacks:
             if len(trial.standing()) == 0:
                 return
+            trial.announce(spelled(attack))
             attack.attack(trial)
             trial.settle(spelled(attack))

@@ -81,10 +81,16 @@ class Trial:
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
         self.notes: list[str] = []
+        self.watch: Callable[[str], None] | None = None
         self._confirmed = torch.zeros_like(self.fooled)
         self._resting = torch.zeros_like(self.fooled)
         self._clean: Tensor | None = None
         self._settled = (0, 0, time.perf_counter())
+
+    def announce(self, attack: str) -> None:
+        """Tell whoever watches which attack is about to begin."""
+        if self.watch is not None:
+            self.watch(attack)
 
     def standing(self) -> Tensor:
         """The positions of the images that nothing has fooled yet, without those that rest."""

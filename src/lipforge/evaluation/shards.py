@@ -1,0 +1,110 @@
+"""One shard of an evaluation: some images, attacked; the same numbers whoever computes it."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor
+
+from lipforge.attacks import Attack, square_notes
+from lipforge.attacks.queries import is_fooled
+from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
+from lipforge.batching import ImageData, check_images
+from lipforge.evaluation.results import merge_stages
+from lipforge.records import to_plain, write_whole
+from lipforge.runs import Task
+from lipforge.types import Classifier, Threat
+
+SUMS = ("right", "forwards", "backwards", "seconds")
+LISTS = ("outcome", "given_up", "notes")
+
+
+class Watch:
+    """What the progress bar says of an evaluation: how many images stand so far, and what is being tried."""
+
+    def __init__(self) -> None:
+        self.count = self.robust = 0
+        self.attack = ""
+
+    def __call__(self, attack: str) -> None:
+        """An attack begins."""
+        self.attack = attack
+
+    def see(self, shard: Mapping[str, Any]) -> None:
+        """A shard is finished, here or elsewhere."""
+        self.count += len(shard["outcome"])
+        self.robust += shard["outcome"].count(ROBUST)
+
+    def __str__(self) -> str:
+        share = f"{100 * self.robust / self.count:.1f} % robust" if self.count else ""
+        return "  ".join(part for part in (share, self.attack) if part)
+
+
+@dataclass(frozen=True)
+class Job:
+    """All it takes to compute any shard."""
+
+    classifier: Classifier
+    data: ImageData
+    attack: Attack
+    threat: Threat
+    seed: int
+    batch_size: int
+    device: torch.device | None
+
+    def shard(self, images: range, watch: Watch, keep: Task | None = None) -> dict[str, Any]:
+        """What became of these images, batch by batch; with `keep` their adversarial images go beside the shard."""
+        starts = range(0, len(images), self.batch_size)
+        parts, adversarial = zip(*(self._batch(images[at : at + self.batch_size], watch) for at in starts), strict=True)
+        if keep is not None:
+            write_whole(images_path(keep, images), save({"images": torch.cat(adversarial)}))
+        return {
+            "first": images.start,
+            "count": len(images),
+            **{name: sum(part[name] for part in parts) for name in SUMS},
+            **{name: [item for part in parts for item in part[name]] for name in LISTS},
+            "stages": to_plain(merge_stages(parts)),
+        }
+
+    def _batch(self, at: range, watch: Watch) -> tuple[dict[str, Any], Tensor]:
+        """The same for one batch, and its adversarial images."""
+        started = time.perf_counter()
+        x, y = self.data.batch(list(at))
+        check_images(x, first=at.start)
+        x, y = (tensor if self.device is None else tensor.to(self.device) for tensor in (x, y))
+        # Attacks get only what is right: some of them never look at the clean image.
+        right = (~is_fooled(self.classifier, x, y)).nonzero().squeeze(1)
+        ids = torch.tensor(at, device=x.device)[right]
+        result = self.attack.run(
+            self.classifier, x[right], y[right], threat=self.threat, seed=self.seed, sample_ids=ids, watch=watch
+        )
+        outcome = [MISCLASSIFIED] * len(x)
+        for position, word in zip(right.tolist(), result.outcome, strict=True):
+            outcome[position] = word
+        # What Square broke is judged on all images together; in a batch one image is already a percent.
+        alone = square_notes(result.stages, max(len(right), 1))
+        part = {
+            "right": len(right),
+            "forwards": len(x) + int(result.forwards.sum()),
+            "backwards": int(result.backwards.sum()),
+            "seconds": time.perf_counter() - started,
+            "outcome": outcome,
+            "given_up": ids[result.given_up].tolist(),
+            "notes": [note for note in result.notes if note not in alone],
+            "stages": to_plain(result.stages) if len(right) else [],
+        }
+        return part, x.index_copy(0, right, result.images).cpu()
+
+
+def images_path(task: Task, images: range) -> Path:
+    """Where the adversarial images of a shard are kept."""
+    return task.path(task.ranges.index(images), ".safetensors")
+
+
+def has_images(task: Task, images: range) -> bool:
+    """Whether they are there; the file is written whole and before the shard."""
+    return images_path(task, images).is_file()

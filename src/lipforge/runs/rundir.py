@@ -1,0 +1,161 @@
+"""A directory that holds one run: what identifies it, its shards, its results."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from lipforge.errors import InputError, RunError
+from lipforge.ranks import is_first
+from lipforge.records import read_json, to_plain, write_json
+from lipforge.runs.environment import environment
+from lipforge.runs.tasks import Complete, Task, check_shape, digest_of
+
+FORMAT = 1
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """A run on disk; several processes may use one at the same time, and the same calls again resume it.
+
+        environment.json           versions and devices of every session: recorded, not part of the identity
+        shards/<task>/config.json  what identifies the task; a task of the same name and another config is refused
+        shards/<task>/0003.json    one shard, written whole
+        results/<name>.json        results, rebuilt from shards at any time
+    """
+
+    path: Path
+
+    @classmethod
+    def open(cls, path: str | Path) -> "RunDir":
+        """The run directory at `path`, made if it is not there."""
+        run = cls(Path(path))
+        try:
+            run.path.mkdir(parents=True, exist_ok=True)
+            if is_first():
+                run._note_environment()
+        except OSError as error:
+            raise RunError(f"{path} cannot be a run directory: {error.strerror}") from None
+        return run
+
+    def __enter__(self) -> "RunDir":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Nothing is held open: every file is written whole at once."""
+
+    def task(
+        self, name: str, config: Mapping[str, Any], count: int, size: int, *, complete: Complete | None = None
+    ) -> Task:
+        """The task of that name: `count` images in shards of `size`; another config than before is a RunError.
+
+        `complete` says of a finished shard whether all that belongs to it is there; if not, it is computed again.
+        """
+        check_shape(count, size)
+        folder = self.path / "shards" / _checked(name)
+        identity = to_plain({"config": dict(config), "count": count, "size": size})
+        path = folder / "config.json"
+        if not path.exists():
+            write_json(path, identity)
+        # Read it even if it was written just now: another process may have been quicker.
+        differences = _differences(_read(path), identity)
+        if differences:
+            raise RunError(
+                f"{folder} holds other work under the same name: {'; '.join(differences)}. "
+                "Ask for the same again, or use another run directory"
+            )
+        return Task(name, count, size, digest_of(identity), folder, complete)
+
+    def write_result(self, name: str, result: Any) -> Path:
+        """Write a result dataclass to results/<name>.json, with its kind; gives the path."""
+        path = self._result(name)
+        write_json(path, record(result))
+        return path
+
+    def read_result(self, name: str) -> dict[str, Any]:
+        """The content of results/<name>.json."""
+        content = _read(self._result(name))
+        assert isinstance(content, dict)
+        return content
+
+    def results(self) -> list[str]:
+        """The names of all results, sorted."""
+        return sorted(path.stem for path in (self.path / "results").glob("*.json"))
+
+    def _result(self, name: str) -> Path:
+        return self.path / "results" / f"{_checked(name)}.json"
+
+    def _note_environment(self) -> None:
+        path, now = self.path / "environment.json", environment()
+        try:
+            before = read_json(path)["environments"]
+        except (InputError, KeyError, TypeError):
+            before = []
+        if now not in before:
+            write_json(path, {"environments": [*before, now]})
+
+
+def open_task(
+    run: RunDir | None,
+    name: str,
+    config: Mapping[str, Any],
+    count: int,
+    size: int,
+    *,
+    complete: Complete | None = None,
+) -> Task:
+    """A task of `run`, or without a run one that lives in memory."""
+    if run is not None:
+        return run.task(name, config, count, size, complete=complete)
+    check_shape(count, size)
+    return Task(name, count, size, digest_of(to_plain({"config": dict(config), "count": count, "size": size})))
+
+
+def record(result: Any) -> dict[str, Any]:
+    """A result dataclass as a JSON object that says what it is: its kind, the format, and its fields.
+
+    >>> @dataclass
+    ... class RobustResult:
+    ...     count: int
+    >>> record(RobustResult(7))
+    {'kind': 'robust', 'format': 1, 'count': 7}
+    """
+    if not dataclasses.is_dataclass(result) or isinstance(result, type):
+        raise InputError(f"result must be a dataclass, got {type(result).__name__}")
+    words = re.findall(r"[A-Z][a-z0-9]*", type(result).__name__)
+    if len(words) > 1 and words[-1] in ("Result", "Report"):
+        words = words[:-1]
+    return {"kind": "_".join(words).lower(), "format": FORMAT, **to_plain(result)}
+
+
+def _checked(name: str) -> str:
+    if not NAME.fullmatch(name):
+        raise InputError(f"a task or result name takes letters, digits and . _ = + -, got {name!r}")
+    return name
+
+
+def _read(path: Path) -> Any:
+    try:
+        return read_json(path)
+    except InputError as error:
+        raise RunError(f"{error}; delete it to start that part again") from None
+
+
+def _differences(there: Any, asked: Any, where: str = "") -> list[str]:
+    """What differs between two JSON values, one line per leaf."""
+    if isinstance(there, dict) and isinstance(asked, dict):
+        keys = [*there, *(key for key in asked if key not in there)]
+        return [
+            line
+            for key in keys
+            for line in _differences(
+                there.get(key), asked.get(key), key if where in ("", "config") else f"{where}.{key}"
+            )
+        ]
+    return [] if there == asked else [f"{where} was {there!r}, now {asked!r}"]

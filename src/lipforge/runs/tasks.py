@@ -1,0 +1,142 @@
+"""A task: images in fixed ranges, one shard each, on disk or in memory."""
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lipforge.errors import InputError
+from lipforge.records import to_plain, write_json
+
+if sys.platform != "win32":
+    import fcntl
+
+Compute = Callable[[range], Mapping[str, Any]]
+"""The result of one shard, from the positions of its images alone; ready for JSON."""
+
+Complete = Callable[[range, Mapping[str, Any]], bool]
+
+
+class DamagedShardError(Exception):
+    """A shard file that is not what was written: cut short, edited, or of another range or task."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """`count` images in shards of `size`, of which the last may be shorter; without a folder it lives in memory."""
+
+    name: str
+    count: int
+    size: int
+    digest: str
+    folder: Path | None = None
+    complete: Complete | None = None
+
+    @property
+    def ranges(self) -> list[range]:
+        """The positions of each shard's images."""
+        return [range(first, min(first + self.size, self.count)) for first in range(0, self.count, self.size)]
+
+    def path(self, index: int, suffix: str = ".json") -> Path:
+        """Where a shard's file is."""
+        assert self.folder is not None
+        return self.folder / f"{index:04d}{suffix}"
+
+    def finished(self) -> set[int]:
+        """The shards that have a file, sound or not."""
+        assert self.folder is not None
+        names = (path.name for path in self.folder.glob("*.json"))
+        return {int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()}
+
+    def read(self, index: int) -> dict[str, Any] | None:
+        """A finished shard's result; None if there is none, it is damaged, or something that belongs to it is gone."""
+        try:
+            return self._load(index)
+        except DamagedShardError:
+            return None
+
+    def write(self, index: int, result: Mapping[str, Any]) -> None:
+        """Write a shard whole, with what it takes to recognise damage."""
+        images = self.ranges[index]
+        content = {"first": images.start, "count": len(images), "task": self.digest, "sha256": digest_of(result)}
+        write_json(self.path(index), {**content, "result": result})
+
+    @contextmanager
+    def claim(self, index: int) -> Iterator[bool]:
+        """Whether this process may compute the shard: nobody else is at it. A claim ends with its process."""
+        path = self.path(index, ".lock")
+        with open(path, "ab") as file:
+            held = _lock(file.fileno())
+            try:
+                if held:
+                    self._tidy(index)
+                yield held
+            finally:
+                if held and self.path(index).exists():
+                    # Whoever still waits for this lock finds the shard finished, so the file can go.
+                    path.unlink(missing_ok=True)
+
+    def _load(self, index: int) -> dict[str, Any] | None:
+        images, path = self.ranges[index], self.path(index)
+        try:
+            content = json.loads(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except (ValueError, RecursionError) as error:
+            raise DamagedShardError(f"not valid JSON ({error})") from None
+        if not isinstance(content, dict) or not isinstance(content.get("result"), dict):
+            raise DamagedShardError("no shard")
+        if (content.get("first"), content.get("count")) != (images.start, len(images)):
+            raise DamagedShardError(f"it is of other images than {images.start}..{images.stop - 1}")
+        if content.get("task") != self.digest:
+            raise DamagedShardError("it is of another task")
+        result: dict[str, Any] = content["result"]
+        if content.get("sha256") != digest_of(result):
+            raise DamagedShardError("its content does not match its checksum")
+        return result if self.complete is None or self.complete(images, result) else None
+
+    def _tidy(self, index: int) -> None:
+        """Set a damaged file aside and remove what a killed process left half-written; only under the claim."""
+        path = self.path(index)
+        for left in path.parent.glob(f".{index:04d}.*.part"):
+            left.unlink(missing_ok=True)
+        try:
+            self._load(index)
+        except DamagedShardError as damage:
+            aside = path.with_name(f"{path.name}.damaged")
+            os.replace(path, aside)
+            warnings.warn(f"{path} is damaged: {damage}; set aside as {aside.name}, computed again", stacklevel=2)
+
+
+def check_shape(count: int, size: int) -> None:
+    """Raise unless there are images and the shards hold some."""
+    if count < 1 or size < 1:
+        raise InputError(f"a task needs at least 1 image in shards of at least 1, got {count} in shards of {size}")
+
+
+def digest_of(value: Any) -> str:
+    """SHA-256 of a value's JSON, keys sorted: the same for equal values in any order."""
+    text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _lock(descriptor: int) -> bool:
+    """Take the file's lock if it is free.
+
+    Where a file system has no locks every claim succeeds: shards may then be computed twice, with the same result.
+    """
+    if sys.platform == "win32":
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True

@@ -1,0 +1,165 @@
+"""Shards handed out: to one process, to several on one run directory, and to the ranks of torchrun.
+
+Every rank draws the next shard from a counter in torchrun's c10d store, so a slow shard holds up nobody. On disk a
+shard is computed by whoever holds its lock, which the system frees when its holder dies; what a dead process left is
+found missing at the end and computed by the others. Neither changes a result, which depends on the shard alone.
+"""
+
+import json
+import os
+import secrets
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch.distributed as dist
+
+from lipforge.errors import RunError
+from lipforge.progress import progress
+from lipforge.ranks import by_torchrun, is_first, joined
+from lipforge.records import to_plain
+from lipforge.runs.tasks import Compute, Task
+
+PATIENCE = (0.02, 1.0)
+"""Seconds between two looks at shards that others are computing: at first, and at most."""
+
+
+class Store(Protocol):
+    """What is used of torch's key-value stores."""
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+class Status(Protocol):
+    """What the progress bar says beside the count, as `str` gives it; it is shown every finished shard once."""
+
+    def see(self, shard: Mapping[str, Any]) -> None: ...
+
+
+def work(
+    task: Task, compute: Compute, label: str, *, status: Status | None = None, show: bool | None = None
+) -> list[dict[str, Any]]:
+    """The results of all shards in order, on every rank; only what no one has computed yet is computed.
+
+    Under torchrun the ranks share the shards; join them first with `lipforge.ranks.process_group`.
+    """
+    seen = show if is_first() else False
+    with _store() as store, progress(label, task.count, show=seen, status=status or "") as step:
+        shelf = _Memory(task, store) if task.folder is None else _Folder(task)
+        done: dict[int, dict[str, Any]] = {}
+
+        def look() -> None:
+            for index, shard in shelf.news(done):
+                done[index] = shard
+                if status is not None:
+                    status.see(shard)
+                step(len(task.ranges[index]))
+
+        look()
+        for index in _drawn(len(task.ranges), store):
+            if index not in done and _compute(shelf, task, index, compute):
+                look()
+        pause, longest = PATIENCE
+        while missing := [index for index in range(len(task.ranges)) if index not in done]:
+            if not any([_compute(shelf, task, index, compute) for index in missing]):
+                time.sleep(pause)
+                pause = min(2 * pause, longest)
+            look()
+        return [done[index] for index in range(len(task.ranges))]
+
+
+def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Compute) -> bool:
+    """Compute a shard unless someone else has done so or is at it; whether it is there now."""
+    with shelf.claim(index) as mine:
+        if mine and not shelf.has(index):
+            shelf.put(index, to_plain(dict(compute(task.ranges[index]))))
+        return mine
+
+
+class _Folder:
+    """Shards on disk."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self.claim = task.claim
+        self.put = task.write
+
+    def has(self, index: int) -> bool:
+        return self.task.read(index) is not None
+
+    def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index in sorted(self.task.finished() - known.keys()):
+            if index < len(self.task.ranges) and (shard := self.task.read(index)) is not None:
+                yield index, shard
+
+
+class _Memory:
+    """Shards in this process's memory; other ranks see them through the store."""
+
+    def __init__(self, task: Task, store: Store | None) -> None:
+        self.store, self.own = store, dict[int, dict[str, Any]]()
+        self.count = len(task.ranges)
+
+    @contextmanager
+    def claim(self, index: int) -> Iterator[bool]:
+        yield self.store is None or self.store.add(f"claim/{index}", 1) == 1
+
+    def has(self, index: int) -> bool:
+        return index in self.own
+
+    def put(self, index: int, result: dict[str, Any]) -> None:
+        # Through JSON, so that a run in memory gives exactly what a run on disk gives.
+        text = json.dumps(result, allow_nan=False)
+        self.own[index] = json.loads(text)
+        if self.store is not None:
+            self.store.set(f"shard/{index}", text)
+            self.store.add("finished", 1)
+
+    def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, shard in self.own.items():
+            if index not in known:
+                yield index, shard
+        if self.store is None or self.store.add("finished", 0) == len(known):
+            return
+        for index in range(self.count):
+            if index not in known and self.store.check([f"shard/{index}"]):
+                yield index, json.loads(self.store.get(f"shard/{index}"))
+
+
+def _drawn(count: int, store: Store | None) -> Iterable[int]:
+    """Numbers below `count`: all of them, or under torchrun those that this rank draws."""
+    if store is None:
+        yield from range(count)
+        return
+    while (index := store.add("next", 1) - 1) < count:
+        yield index
+
+
+@contextmanager
+def _store() -> Iterator[Store | None]:
+    """A part of torchrun's store for one piece of work; None in a single process. All ranks leave together."""
+    if not joined():
+        if by_torchrun():
+            raise RunError(
+                "this process is one of several of torchrun, but has not joined them: put the work inside "
+                "`with lipforge.ranks.process_group(device):`"
+            )
+        yield None
+        return
+    if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
+        raise RunError("MASTER_ADDR and MASTER_PORT must say where the ranks meet; start them with torchrun")
+    # A fresh name, because the store outlives ranks that torchrun restarts.
+    name = [f"lipforge-{secrets.token_hex(8)}"]
+    dist.broadcast_object_list(name)
+    server = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+    whole = dist.TCPStore(*server, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]  # no stubs
+    yield dist.PrefixStore(name[0], whole)  # type: ignore[attr-defined]  # no stubs
+    # The store may live in the first rank, which must not go before the others have read everything.
+    dist.barrier()

@@ -1,0 +1,151 @@
+"""Evaluations: what becomes of each image, and that nothing but the shard decides it."""
+
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from lipforge.attacks import APGD, PGD, Cascade, Square
+from lipforge.data import from_arrays
+from lipforge.errors import InputError, ModelError, RunError
+from lipforge.evaluation import clopper_pearson, evaluate, wilson
+from lipforge.forge import forge_, forged, plain, set_ratio_, straight_through
+from lipforge.runs import RunDir
+from lipforge.types import Threat
+from tests.evaluation.toys import THREAT, labelled, linear, standing, untimed
+from tests.nets import ResidualNet, images, seeded
+
+MODEL = linear()
+X, Y = labelled(MODEL)
+ATTACK = PGD(steps=4, step=0.5, loss="margin")
+
+
+def test_exactly_the_images_stand_that_no_attack_can_fool():
+    result = evaluate(MODEL, (X, Y), ATTACK, THREAT)
+    right = (MODEL(X).argmax(dim=1) == Y).tolist()
+    assert result.robust == standing(MODEL, X, Y)
+    assert [word == "misclassified" for word in result.outcome] == [not one for one in right]
+    assert set(result.outcome) == {"robust", "misclassified", "pgd"}
+    assert (result.clean_accuracy, result.robust_accuracy) == (sum(right) / 22, result.outcome.count("robust") / 22)
+    assert result.clean_interval == clopper_pearson(sum(right), 22)
+    assert result.interval == clopper_pearson(result.outcome.count("robust"), 22)
+
+
+def test_passes_are_those_of_the_attack_and_one_for_each_clean_image():
+    result = evaluate(MODEL, (X, Y), ATTACK, THREAT, seed=3)
+    right = (MODEL(X).argmax(dim=1) == Y).nonzero().squeeze(1)
+    alone = ATTACK.run(MODEL, X[right], Y[right], threat=THREAT, seed=3, sample_ids=right)
+    assert result.forwards == 22 + int(alone.forwards.sum())
+    assert result.backwards == int(alone.backwards.sum())
+
+
+@pytest.mark.parametrize("shard_size", [1, 5, 22, 100])
+def test_neither_shards_nor_a_run_directory_change_the_result(tmp_path, shard_size):
+    attack = Cascade((APGD(steps=3), Square(queries=5)))
+    whole = untimed(evaluate(MODEL, (X, Y), attack, THREAT, batch_size=5))
+    with RunDir.open(tmp_path) as run:
+        first = evaluate(MODEL, (X, Y), attack, THREAT, run=run, batch_size=5, shard_size=shard_size)
+        again = evaluate(MODEL, (X, Y), attack, THREAT, run=run, batch_size=5, shard_size=shard_size)
+    assert first == again  # with its times: nothing was computed again
+    if shard_size % 5 == 0 or shard_size > 22:
+        assert untimed(first) == whole
+    assert first.outcome == whole.outcome
+    assert run.read_result(run.results()[0])["kind"] == "robust"
+
+
+def test_a_data_set_gives_what_the_pair_gives():
+    data = from_arrays(X.numpy(), Y.numpy(), layout="NCHW", classes=2)
+    assert evaluate(MODEL, data, ATTACK, THREAT).outcome == evaluate(MODEL, (X, Y), ATTACK, THREAT).outcome
+
+
+def test_a_function_is_a_classifier_too():
+    assert evaluate(lambda x: MODEL(x), (X, Y), ATTACK, THREAT).robust == standing(MODEL, X, Y)
+
+
+def test_wilson_intervals_on_request():
+    result = evaluate(MODEL, (X, Y), ATTACK, THREAT, interval="wilson")
+    assert result.interval == wilson(result.outcome.count("robust"), 22)
+    assert result.interval_method == "wilson"
+
+
+def test_saved_images_are_inside_the_threat_and_fool_where_they_say(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        result = evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, batch_size=8, save_images=True)
+    files = sorted(tmp_path.glob("shards/*/*.safetensors"))
+    kept = torch.cat([load_file(file)["images"] for file in files])
+    assert [len(load_file(file)["images"]) for file in files] == [8, 8, 6]
+    assert float((kept - X).abs().max()) <= THREAT.eps + 1e-7  # half a unit in the last place of a float32 below 1
+    assert (MODEL(kept).argmax(dim=1) == Y).tolist() == result.robust
+
+
+def test_images_that_are_gone_or_were_never_kept_are_made_again(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        before = evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, batch_size=8)
+        for _ in range(2):
+            after = evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, batch_size=8, save_images=True)
+            assert untimed(after) == untimed(before)
+            files = sorted(tmp_path.glob("shards/*/*.safetensors"))
+            assert len(files) == 3
+            files[1].unlink()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    r"data\.digest": {"data": (X.flip(0), Y)},
+    r"model\.tensors": {"classifier": linear(classes=3)},
+    "batch_size was 100, now 7": {"batch_size": 7, "shard_size": 100},
+    "size was 100, now 50": {"shard_size": 50},
+    r"model\.recipe was None, now 'other'": {"identity": {"recipe": "other"}},
+}
+
+
+@pytest.mark.parametrize("named", CHANGES)
+def test_another_evaluation_under_the_same_name_is_refused_with_the_differences(tmp_path, named):
+    arguments: dict[str, Any] = {"classifier": MODEL, "data": (X, Y), "attack": ATTACK, "threat": THREAT}
+    with RunDir.open(tmp_path) as run:
+        evaluate(**arguments, run=run)
+        with pytest.raises(RunError, match=named):
+            evaluate(**{**arguments, **CHANGES[named]}, run=run)
+
+
+def test_other_labels_attacks_threats_and_seeds_share_a_run(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run)
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, label="other")
+        evaluate(MODEL, (X, Y), PGD(steps=2), THREAT, run=run)
+        evaluate(MODEL, (X, Y), ATTACK, Threat("l2", 0.5), run=run)
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, seed=1)
+    assert len(run.results()) == 5
+
+
+def test_a_forged_model_is_told_from_the_plain_one_and_from_another_ratio(tmp_path):
+    model, pair = seeded(ResidualNet, width=2), (images(4, size=8), torch.zeros(4, dtype=torch.int64))
+    forge_(model, pair[0], ratio=0.01)
+    before = forged(model)
+    set_ratio_(model, 0.02)
+    with RunDir.open(tmp_path) as run:
+        evaluate(before, pair, PGD(steps=1), THREAT, run=run)
+        for other in (plain(model), forged(model)):
+            with pytest.raises(RunError, match=r"model\.printed"):
+                evaluate(other, pair, PGD(steps=1), THREAT, run=run)
+        set_ratio_(model, 0.01)
+        with pytest.raises(RunError, match=r"model\.printed"):
+            evaluate(straight_through(model), pair, PGD(steps=1), THREAT, run=run)
+        evaluate(forged(model), pair, PGD(steps=1), THREAT, run=run)
+
+
+def test_bad_input_is_named():
+    with pytest.raises(InputError, match="save_images needs a run directory"):
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, save_images=True)
+    with pytest.raises(InputError, match="batch_size and shard_size must be at least 1, got 0"):
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, batch_size=0)
+    with pytest.raises(InputError, match="data must be a data set"):
+        evaluate(MODEL, X, ATTACK, THREAT)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="one per image, got"):
+        evaluate(MODEL, (X, Y[:3]), ATTACK, THREAT)
+    with pytest.raises(InputError, match=r"images must lie in \[0, 1\].*image 7"):
+        evaluate(MODEL, (torch.where(torch.arange(22)[:, None, None, None] == 7, 3.0, X), Y), ATTACK, THREAT)
+    with pytest.raises(ModelError, match="eval mode"):
+        evaluate(linear().train(), (X, Y), ATTACK, THREAT)
+    with pytest.raises(InputError, match="the interval must be one of clopper-pearson, wilson"):
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, interval="wald")  # type: ignore[arg-type]

@@ -1,0 +1,97 @@
+"""The run directory: what identifies a task, and results that say what they are."""
+
+import json
+from dataclasses import dataclass
+
+import pytest
+
+from lipforge.errors import InputError, RunError
+from lipforge.runs import RunDir, open_task, record
+
+CONFIG = {"attack": "pgd", "model": {"tensors": "ab", "view": None}, "eps": 8 / 255}
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    count: int
+    interval: tuple[float, float]
+
+
+def test_the_same_task_again_is_the_same_task(tmp_path):
+    first = RunDir.open(tmp_path).task("base", CONFIG, 10, 4)
+    again = RunDir.open(tmp_path).task("base", dict(reversed(CONFIG.items())), 10, 4)
+    assert first == again
+    assert first.ranges == [range(0, 4), range(4, 8), range(8, 10)]
+
+
+def test_another_config_is_refused_and_every_difference_named(tmp_path):
+    run = RunDir.open(tmp_path)
+    run.task("base", CONFIG, 10, 4)
+    other = {"attack": "pgd", "model": {"tensors": "cd", "view": "forged"}, "seed": 1}
+    with pytest.raises(RunError) as refusal:
+        run.task("base", other, 11, 4)
+    named = str(refusal.value)
+    assert "model.tensors was 'ab', now 'cd'" in named
+    assert "model.view was None, now 'forged'" in named
+    assert f"eps was {8 / 255}, now None" in named
+    assert "seed was None, now 1" in named
+    assert "count was 10, now 11" in named
+    assert "attack" not in named.partition("name:")[2]
+    assert str(tmp_path / "shards" / "base") in named
+
+
+def test_a_damaged_config_is_an_error_that_names_the_file(tmp_path):
+    run = RunDir.open(tmp_path)
+    run.task("base", CONFIG, 10, 4)
+    (tmp_path / "shards" / "base" / "config.json").write_text('{"config": ')
+    with pytest.raises(RunError, match=r"config\.json is not valid JSON"):
+        run.task("base", CONFIG, 10, 4)
+
+
+def test_a_result_says_what_it_is_and_comes_back(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        path = run.write_result("transfer-a", TransferResult(3, (0.25, 0.5)))
+        assert run.read_result("transfer-a") == {
+            "kind": "transfer",
+            "format": 1,
+            "count": 3,
+            "interval": [0.25, 0.5],
+        }
+    assert path == tmp_path / "results" / "transfer-a.json"
+    assert run.results() == ["transfer-a"]
+
+
+def test_only_a_dataclass_is_a_result():
+    with pytest.raises(InputError, match="must be a dataclass, got dict"):
+        record({"count": 3})
+
+
+def test_environments_are_recorded_once_each(tmp_path):
+    for _ in range(2):
+        RunDir.open(tmp_path)
+    (recorded,) = json.loads((tmp_path / "environment.json").read_text())["environments"]
+    assert {"lipforge", "python", "torch", "threads", "accelerators"} <= recorded.keys()
+    path = tmp_path / "environment.json"
+    path.write_text(json.dumps({"environments": [{**recorded, "torch": "older"}]}))
+    RunDir.open(tmp_path)
+    assert [one["torch"] for one in json.loads(path.read_text())["environments"]] == ["older", recorded["torch"]]
+
+
+def test_a_missing_result_and_a_file_in_the_way_are_named(tmp_path):
+    with pytest.raises(RunError, match=r"no file .*nothing\.json"):
+        RunDir.open(tmp_path).read_result("nothing")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match="file cannot be a run directory"):
+        RunDir.open(tmp_path / "file")
+
+
+@pytest.mark.parametrize("name", ["", "../x", "a/b", ".hidden", "a b"])
+def test_names_stay_inside_the_directory(tmp_path, name):
+    with pytest.raises(InputError, match="name takes letters"):
+        RunDir.open(tmp_path).task(name, {}, 1, 1)
+
+
+@pytest.mark.parametrize(("count", "size"), [(0, 1), (3, 0), (3, -1)])
+def test_a_task_without_images_or_with_empty_shards_is_refused(count, size):
+    with pytest.raises(InputError, match="at least 1 image in shards of at least 1"):
+        open_task(None, "base", {}, count, size)
