@@ -51,6 +51,8 @@ def report(
         raise InputError("--table is for csv, latex and markdown; the page has all tables. Add --format")
     path = Path(out) if out else Path(runs[0]) / "report.html" if format == "html" else None
     made = build_report(*runs)
+    for problem in made.problems:
+        note(problem)
     if path is not None:
         options.check_out(str(path))
     if format == "html":
@@ -90,5 +92,3 @@ def _finish(made: Report, runs: list[str], path: Path | None, json: bool) -> Non
         print_json(Written(where, tuple(runs), names, tuple(table.name for table in made.tables), made.problems))
     elif path is not None:
         results.print(f"wrote {path}", soft_wrap=True)
-        if made.problems:
-            note(f"{len(made.problems)} problem(s) with files are named at the top of the page")

@@ -66,24 +66,20 @@ class Lines:
     series: tuple[Series, ...]
     height: float = 260.0
     title: str = ""
-    level: tuple[float, str] | None = None
+    level: float | None = None
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
         return tuple(dict.fromkeys((series.role, series.name) for series in self.series))
 
     def draw(self, width: float) -> Markup:
-        left, right, top, bottom = 46.0, width - 14, 26.0 if self.title else 12.0, self.height - 42
+        left, right, top, bottom = 42.0, width - 14, 46.0 if self.title else 28.0, self.height - 42
         across = scale(_range(self.x, [p.x for s in self.series for p in s.points]), (left, right))
         domain = _range(self.y, [v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
         up = scale(domain, (bottom, top))
         parts = [*self._grid(across, up, domain, (left, right, top, bottom))]
-        if self.level:
-            y = up(self.level[0])
-            parts += [
-                tag("line", x1=left, x2=right, y1=y, y2=y, class_="level"),
-                tag("text", self.level[1], x=right, y=y - 5, class_="tick end"),
-            ]
+        if self.level is not None:
+            parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
         for series in self.series:
             parts.append(_path(series, across, up))
         shift = _shifts(len(self.series), width / max(1, max(len(s.points) for s in self.series)))
@@ -96,7 +92,8 @@ class Lines:
     ) -> list[Markup]:
         left, right, top, bottom = box
         parts = [tag("text", self.title, x=4.0, y=14.0, class_="panel-title")] if self.title else []
-        for value in ticks(*domain, count=4):
+        parts.append(tag("text", self.y.title, x=4.0, y=top - 14, class_="axis-title"))
+        for value in ticks(*domain, count=5):
             y = up(value)
             parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(tag("text", self.y.write(value), x=left - 6, y=y + 4, class_="tick end"))
@@ -106,9 +103,6 @@ class Lines:
             parts.append(tag("text", text, x=place, y=bottom + 17, class_="tick mid"))
         parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
         parts.append(tag("text", self.x.title, x=(left + right) / 2, y=self.height - 5, class_="axis-title mid"))
-        if self.y.title:
-            across_text = f"translate(11 {coordinate((top + bottom) / 2)}) rotate(-90)"
-            parts.append(tag("text", self.y.title, transform=across_text, class_="axis-title mid"))
         return parts
 
 
@@ -209,7 +203,7 @@ def _thin(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
 
 def _shifts(count: int, room: float) -> list[float]:
     """Small sideways steps, so that intervals of several series at one place do not cover each other."""
-    step = min(5.0, room / 8) if count > 1 else 0.0
+    step = min(3.0, room / 8) if count > 1 else 0.0
     return [step * (index - (count - 1) / 2) for index in range(count)]
 
 

@@ -67,13 +67,15 @@ def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     Files that cannot be used are named in the page and in a `ReportWarning` each.
     """
     report = build_report(*runs)
+    for problem in report.problems:
+        warnings.warn(problem, ReportWarning, stacklevel=2)
     path = Path(runs[0]) / "report.html" if out is None else Path(out)
     write_whole(path, render(report).encode())
     return path
 
 
 def build_report(*runs: str | Path) -> Report:
-    """What a report of these runs shows."""
+    """What a report of these runs shows; files that cannot be used are in its `problems`."""
     if not runs:
         raise InputError("runs must name at least one run directory")
     read = [read_run(path) for path in runs]
@@ -82,8 +84,6 @@ def build_report(*runs: str | Path) -> Report:
     problems = tuple(
         (f"{run.name}: " if len(read) > 1 else "") + problem for run in read for problem in dict.fromkeys(run.problems)
     )
-    for problem in problems:
-        warnings.warn(problem, ReportWarning, stacklevel=2)
     title = read[0].name if len(read) == 1 else f"{len(read)} runs: {', '.join(run.name for run in read)}"
     text = pages[0].about if len(read) == 1 else ""
     return Report(title, text, pages, comparison, problems)

@@ -50,16 +50,16 @@ def _spread(name: str, which: str) -> Get:
 
 
 PANELS: tuple[tuple[str, str, Callable[[float], str], tuple[Curve, ...]], ...] = (
-    ("Threshold c_th", "|x| below which is forged", number, (("threshold", "forged", False, _at("threshold")),)),
+    ("Threshold c_th", "|x| below which is forged", number, (("forged model", "forged", False, _at("threshold")),)),
     ("Suppressed activations", "share, %", percent_tick, (
         ("suppressed, clean images", "third", False, _at("suppressed_clean")),
         ("suppressed, adversarial images", "fourth", True, _at("suppressed_adversarial")),
     )),
-    ("Spectral ratio, mean over images", "share of the layer's", number, (
+    ("Spectral ratio, mean over images", "largest singular value, share of the layer's own", number, (
         ("plain model", "base", False, _spread("ratio_active", "mean")),
         ("forged model", "forged", True, _spread("ratio_forged", "mean")),
     )),
-    ("Spectral ratio, worst image", "share of the layer's", number, (
+    ("Spectral ratio, worst image", "largest singular value, share of the layer's own", number, (
         ("plain model", "base", False, _spread("ratio_active", "worst")),
         ("forged model", "forged", True, _spread("ratio_forged", "worst")),
     )),
@@ -97,7 +97,7 @@ def _panel(panel: tuple[str, str, Callable[[float], str], tuple[Curve, ...]], si
     step = max(1, round(count / 6))
     marks = tuple((float(place), str(place)) for place in range(1, count + 1) if (place - 1) % step == 0)
     x = Axis("site, by depth", (0.5, count + 0.5), marks=marks)
-    return Lines(f"{title} over depth: {ends}.", x, Axis(unit, write=write, floor=0.0), tuple(series), 230.0, title)
+    return Lines(f"{title} over depth: {ends}.", x, Axis(unit, write=write, floor=0.0), tuple(series), 250.0, title)
 
 
 def _table(sites: Sequence[Fields]) -> Table:

@@ -54,19 +54,24 @@ def _figure(doses: Sequence[Dose]) -> Figure:
 
 
 def _panel(attack: str, by_label: dict[str, list[Dose]], colours: dict[str, str]) -> Lines:
+    eps = sorted({dose.eps for doses in by_label.values() for dose in doses})
+    place = {value: float(number) for number, value in enumerate(eps)}
     series = tuple(
-        Series(label, colours[label], tuple(Point(d.eps, d.share.value, _tip(d), d.share.interval) for d in doses))
+        Series(
+            label,
+            colours[label],
+            tuple(Point(place[d.eps], d.share.value, _tip(d), d.share.interval) for d in doses),
+        )
         for label, doses in by_label.items()
     )
-    eps = sorted({dose.eps for doses in by_label.values() for dose in doses})
     ends = "; ".join(
         f"{label} from {percent(doses[0].share.value)} % at {eps_text(doses[0].eps)} "
         f"to {percent(doses[-1].share.value)} % at {eps_text(doses[-1].eps)}"
         for label, doses in by_label.items()
     )
-    marks = tuple((value, eps_text(value)) for value in eps)
-    x = Axis("eps", (0.0, eps[-1] * 1.05 or 1.0), marks=marks)
-    return Lines(f"{attack}: {ends}.", x, Axis("%", (0.0, 1.0), percent_tick), series, 230.0, attack)
+    marks = tuple((place[value], eps_text(value)) for value in eps)
+    x = Axis("eps, evenly spaced", (-0.4, len(eps) - 0.6), marks=marks)
+    return Lines(f"{attack}: {ends}.", x, Axis("robust accuracy, %", (0.0, 1.0), percent_tick), series, 250.0, attack)
 
 
 def _tip(dose: Dose) -> str:

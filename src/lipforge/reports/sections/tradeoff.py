@@ -10,130 +10,131 @@ from lipforge.reports.sections.accuracy import percent_tick
 from lipforge.reports.tables import Cell, Column, Share, Table
 from lipforge.reports.text import percent, ratio_text
 
+LONG = 7
+"""Longer names of settings, such as one ratio per group of sites, get a number on the axis and stand in the table."""
+
 
 @dataclass(frozen=True)
 class Score:
-    """One candidate; a measure that was not taken is missing from `shares`."""
+    """One setting; a measure that was not taken is missing from `shares`. `counts` are further columns."""
 
-    ratio: float
+    label: str
+    base: bool
+    chosen: bool
     shares: dict[str, Share]
+    counts: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True)
 class Tradeoff:
-    """Candidates by rising ratio, with the measures that were taken on them."""
+    """Settings by rising ratio, base first, with the measures that were taken on them."""
 
     title: str
     scores: tuple[Score, ...]
     remarks: tuple[str, ...]
-    chosen: float | None = None
+    columns: tuple[Column, ...] = ()
 
 
 def tradeoff(run: Run) -> Section | None:
     """One figure per search, a panel per measure, with the base model as a level line."""
-    found = [*run.parsed("search", parse_search), *run.parsed("demo", parse_demo)]
     blocks: list[Block] = []
-    for search in found:
+    for search in [*run.parsed("search", parse_search), *run.parsed("demo", parse_demo)]:
         if search.scores:
             blocks.append(_figure(search))
         if search.remarks:
-            blocks.append(Prose("", search.remarks))
+            blocks.append(Prose("What the search says:", search.remarks))
     lead = (
-        "A larger ratio forges more activations. Ratio 0 is the base model, drawn as the dotted line; "
-        "a curve above it is a gain on these images under these attacks, no more."
+        "A larger ratio forges more activations. The dotted line is the level of the base model; "
+        "a point above it is a gain on these images under these attacks, no more."
     )
     return Section("tradeoff", "Trade-off over the ratio", lead, tuple(blocks)) if blocks else None
 
 
 def _figure(search: Tradeoff) -> Figure:
     measures = list(dict.fromkeys(name for score in search.scores for name in score.shares))
-    charts = tuple(_panel(search, name) for name in measures if any(name in s.shares for s in search.scores))
-    chosen = "" if search.chosen is None else f" Chosen: {ratio_text(search.chosen)}."
+    chosen = next((f" Chosen: {score.label}." for score in search.scores if score.chosen), "")
+    charts = tuple(_panel(search.scores, name) for name in measures)
     return Figure(f"{search.title}.{chosen}", charts, _table(search, measures))
 
 
-def _panel(search: Tradeoff, name: str) -> Lines:
-    forged = [score for score in search.scores if score.ratio > 0 and name in score.shares]
-    base = next((score.shares.get(name) for score in search.scores if score.ratio == 0), None)
-    points = tuple(
-        Point(place, score.shares[name].value, _tip(name, score, search.chosen), score.shares[name].interval)
-        for place, score in enumerate(forged)
-    )
-    marks = tuple(
-        (float(place), ratio_text(score.ratio) + ("*" if score.ratio == search.chosen else ""))
-        for place, score in enumerate(forged)
-    )
-    said = ", ".join(f"{percent(s.shares[name].value)} % at {ratio_text(s.ratio)}" for s in forged)
-    level = None if base is None else (base.value, f"base {percent(base.value)}")
-    values = [v for p in points for v in (p.y, *(p.interval or ()))] + ([base.value] if base else [])
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    air = max(0.1 * (high - low), 0.02)
+def _panel(scores: Sequence[Score], name: str) -> Lines:
+    taken = [(place, score) for place, score in enumerate(scores, 1) if name in score.shares]
+    points = [
+        Point(at, score.shares[name].value, _tip(name, score), score.shares[name].interval)
+        for at, (_, score) in enumerate(taken)
+    ]
+    base = [point for point, (_, score) in zip(points, taken, strict=True) if score.base]
+    forged = [point for point, (_, score) in zip(points, taken, strict=True) if not score.base]
+    values = [value for point in points for value in (point.y, *(point.interval or ()))]
+    air = max(0.1 * (max(values) - min(values)), 0.02)
+    marks = tuple((float(at), _mark(place, score)) for at, (place, score) in enumerate(taken))
+    said = ", ".join(f"{score.label} {percent(score.shares[name].value)} %" for _, score in taken)
+    star = " (* chosen)" if any(score.chosen for score in scores) else ""
     return Lines(
-        alt=f"{name} over the ratio: {said}." + (f" Base model {percent(base.value)} %." if base else ""),
-        x=Axis(
-            "ratio c_r" + (" (* chosen)" if search.chosen else ""), (-0.5, max(len(forged) - 0.5, 0.5)), marks=marks
-        ),
-        y=Axis("%", (max(low - air, 0.0), min(high + air, 1.0)), percent_tick),
-        series=(Series("forged", "forged", points),) if points else (),
-        height=230.0,
+        alt=f"{name} over the ratio: {said}.",
+        x=Axis("ratio c_r" + star, (-0.5, len(taken) - 0.5), marks=marks),
+        y=Axis("%", (max(min(values) - air, 0.0), min(max(values) + air, 1.0)), percent_tick),
+        series=tuple(Series(role, role, tuple(some)) for role, some in (("base", base), ("forged", forged)) if some),
+        height=250.0,
         title=name,
-        level=level,
+        level=base[0].y if base else None,
     )
 
 
-def _tip(name: str, score: Score, chosen: float | None) -> str:
+def _mark(place: int, score: Score) -> str:
+    return (score.label if len(score.label) <= LONG else f"#{place}") + ("*" if score.chosen else "")
+
+
+def _tip(name: str, score: Score) -> str:
     share = score.shares[name]
     inner = f" [{percent(share.interval[0])}, {percent(share.interval[1])}]" if share.interval else ""
-    mark = ", chosen" if score.ratio == chosen else ""
-    return f"ratio {ratio_text(score.ratio)}{mark}: {name} {percent(share.value)} %{inner}"
+    return f"{score.label}{', chosen' if score.chosen else ''}: {name} {percent(share.value)} %{inner}"
 
 
 def _table(search: Tradeoff, measures: Sequence[str]) -> Table:
-    columns = (Column("ratio"), *(Column(name, "share") for name in measures))
+    columns = (Column("#", "count"), Column("ratio"), *(Column(name, "share") for name in measures), *search.columns)
     rows: list[tuple[Cell, ...]] = [
-        (_named(score.ratio, search.chosen), *(score.shares.get(name) for name in measures)) for score in search.scores
-    ]
+        (place, score.label + (" (chosen)" if score.chosen else ""), *(score.shares.get(name) for name in measures),
+         *score.counts)
+        for place, score in enumerate(search.scores, 1)
+    ]  # fmt: skip
     return Table("tradeoff", search.title, columns, tuple(rows))
-
-
-def _named(ratio: float, chosen: float | None) -> str:
-    if ratio == 0:
-        return "base"
-    return ratio_text(ratio) + (" (chosen)" if ratio == chosen else "")
-
-
-MEASURES = {
-    "clean accuracy": ("clean_accuracy", "clean_interval"),
-    "robust accuracy": ("robust_accuracy", "interval"),
-    "robust accuracy, plain attack": ("plain_accuracy", "plain_interval"),
-    "robust accuracy, adaptive attack": ("adaptive_accuracy", "adaptive_interval"),
-}
 
 
 def parse_search(fields: Fields) -> Tradeoff:
     """A search from its JSON."""
-    scores = [
-        Score(row.number("ratio"), {
-            name: Share(row.number(value), row.interval(interval) if row.has(interval) else None)
-            for name, (value, interval) in MEASURES.items() if row.has(value)
-        })
-        for row in fields.each("scores")
-    ]  # fmt: skip
-    reason = fields.text("reason", "")
-    title = "Candidates of the search on validation images"
-    return Tradeoff(title, _by_ratio(scores), (reason,) if reason else (), fields.optional("chosen"))
+    scores = [_score(row, fields.values.get("chosen")) for row in fields.each("scores")]
+    about = ", ".join(text for name in ("metric", "attack", "threat", "data") if (text := fields.text(name, "")))
+    columns = (Column("status"), Column("n attacked", "count"), Column("gained", "count"), Column("lost", "count"))
+    remarks = (fields.text("reason", ""), *fields.texts("notes"))
+    title = "Candidates of the search" + (f" ({about})" if about else "")
+    return Tradeoff(title, tuple(scores), tuple(remark for remark in remarks if remark), columns)
+
+
+def _score(row: Fields, chosen: object) -> Score:
+    ratio = row.values.get("ratio")
+    shares = {"clean accuracy": Share(row.number("clean_accuracy"), row.interval("clean_interval"))}
+    if row.has("robust_accuracy"):
+        shares["robust accuracy"] = Share(row.number("robust_accuracy"), row.interval("interval"))
+    paired = row.inner("against_base") if row.has("against_base") else None
+    changes = (paired.whole("gained"), paired.whole("lost")) if paired else (None, None)
+    # A ratio per group of sites is an object; its label says it in words.
+    label = row.text("label") if isinstance(ratio, dict) else row.text("label", _named(row.number("ratio")))
+    return Score(label, not ratio, ratio == chosen, shares, (row.text("status", ""), row.optional("count"), *changes))
 
 
 def parse_demo(fields: Fields) -> Tradeoff:
     """The demo's table from its JSON."""
     names = {"clean accuracy": "clean", "plain attack": "plain_attack", "adaptive attack": "adaptive_attack",
              "both attacks together": "union"}  # fmt: skip
+    rows = sorted(fields.each("rows"), key=lambda row: row.number("ratio"))
     scores = [
-        Score(row.number("ratio"), {text: Share(row.number(name)) for text, name in names.items() if row.has(name)})
-        for row in fields.each("rows")
-    ]
-    return Tradeoff(f"The demo's ratios, {fields.text('threat', '')}", _by_ratio(scores), ())
+        Score(_named(row.number("ratio")), not row.number("ratio"), False,
+              {text: Share(row.number(name)) for text, name in names.items() if row.has(name)})
+        for row in rows
+    ]  # fmt: skip
+    return Tradeoff(f"The demo's ratios, {fields.text('threat', '')}", tuple(scores), ())
 
 
-def _by_ratio(scores: Sequence[Score]) -> tuple[Score, ...]:
-    return tuple(sorted(scores, key=lambda score: score.ratio))
+def _named(ratio: float) -> str:
+    return ratio_text(ratio) if ratio else "base"

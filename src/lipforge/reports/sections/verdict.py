@@ -133,8 +133,9 @@ def _paired(audit: Audit) -> Table:
     columns = (Column("on"), Column("n", "count"), Column("base", "share"), Column("candidate", "share"),
                Column("difference (points)", "points"), Column("gained", "count"), Column("lost", "count"),
                Column("p", "number"))  # fmt: skip
+    names = {"clean": "clean images", "plain": f"plain: {audit.plain_attack}", "union": "all attacks together"}
     rows = tuple(
-        (name, p.count, Share(p.base), Share(p.candidate), p.difference, p.gained, p.lost, p.p_value)
+        (names[name], p.count, Share(p.base), Share(p.candidate), p.difference, p.gained, p.lost, p.p_value)
         for name, p in audit.paired.items()
     )
     return Table("audit-paired", "Paired comparison, image by image", columns, rows)
@@ -155,8 +156,6 @@ def _efforts(audit: Audit) -> Table:
 
 def parse_audit(fields: Fields) -> Audit:
     """An audit from its JSON."""
-    plain = fields.text("plain_attack", "the plain attack")
-    names = {"clean": "clean images", "plain": f"plain: {plain}", "union": "all attacks together"}
     return Audit(
         verdict=fields.text("verdict"),
         sentence=fields.text("sentence"),
@@ -166,8 +165,8 @@ def parse_audit(fields: Fields) -> Audit:
         threat=fields.text("threat"),
         count=fields.whole("count"),
         seed=fields.whole("seed"),
-        plain_attack=plain,
-        paired={text: _parse_paired(fields.inner(name)) for name, text in names.items() if fields.has(name)},
+        plain_attack=fields.text("plain_attack", "the plain attack"),
+        paired={name: _parse_paired(fields.inner(name)) for name in ("clean", "plain", "union") if fields.has(name)},
         rows=tuple(
             (row.text("attack"), row.whole("base"), row.whole("candidate"), row.number("difference"))
             for row in fields.each("rows")
