@@ -22,10 +22,10 @@ NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 class RunDir:
     """A run on disk; several processes may use one at the same time, and the same calls again resume it.
 
-        environment.json           versions and devices of every session: recorded, not part of the identity
-        shards/<task>/config.json  what identifies the task; a task of the same name and another config is refused
-        shards/<task>/0003.json    one shard, written whole
-        results/<name>.json        results, rebuilt from shards at any time
+    environment.json           versions and devices of every session: recorded, not part of the identity
+    shards/<task>/config.json  what identifies the task; a task of the same name and another config is refused
+    shards/<task>/0003.json    one shard, written whole
+    results/<name>.json        results, rebuilt from shards at any time
     """
 
     path: Path
