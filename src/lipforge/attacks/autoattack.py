@@ -57,15 +57,15 @@ class AutoAttack(Attack):
             return Cascade((*untargeted, square, targeted, fab))
         if self.version == "rand":
             return Cascade((APGD(repeats=20), APGD(loss=dlr, repeats=20)))
-        nearest = TargetedAPGD(steps=20, targets=min(3, classes - 1), loss="margin", order="near")
+        nearest = TargetedAPGD(steps=20, targets=min(2, classes - 1), loss="margin", order="near")
         return Cascade((APGD(steps=20, loss="margin"), nearest, Rounds(targets=min(2, classes - 1)), Escalate()))
 
 
 def autoattack(version: Version = "standard") -> AutoAttack:
     """AutoAttack in the version "standard", "plus" (more restarts), "rand" (for models with random outputs) or "fast".
 
-    "fast" is our own cascade, from cheap to dear: 20 APGD steps on the margin, 20 toward each of the three nearest
-    classes, then rounds of 50 toward the two nearest, on the images that are worth it (the stopping rule is that of
+    "fast" is our own cascade, from cheap to dear: 20 APGD steps on the margin, 20 toward each of the two nearest
+    classes, then rounds of 50 toward the same two, on the images that are worth it (the stopping rule is that of
     `Rounds`). A short Square then looks for masked gradients, and suspicious images get the standard cascade. Images
     that the rule gave up are in the result's `given_up`.
     """
