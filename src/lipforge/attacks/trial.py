@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lipforge.attacks.losses import Loss, TargetedLoss, margin
 from lipforge.attacks.norms import inside
+from lipforge.attacks.prepare import CHECKED, Precision, prepare
 from lipforge.attacks.queries import Prepared, check_labels, logits_of
 from lipforge.errors import ModelError
 from lipforge.types import Classifier, Threat
@@ -92,6 +93,12 @@ class Trial:
     def use(self, model: Classifier) -> None:
         """Search on the stand-in of a prepared model from now on, and ask its original; or ask one model for both."""
         self.model, self.quick = (model.original, model.quick) if isinstance(model, Prepared) else (model, model)
+
+    def prepare(self, precision: Precision = "float32") -> None:
+        """Search on a stand-in for the model from now on, unless it came with one; costs two forwards on a few."""
+        if self.quick is self.model:
+            self.use(prepare(self.model, self.x, precision=precision))
+            self.forwards[:CHECKED] += 2 * (self.quick is not self.model)
 
     def standing(self) -> Tensor:
         """The positions of the images that nothing has fooled yet, without those that rest."""
