@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, Cascade, Escalate, Rounds
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Rounds
+from lipforge.attacks.base import is_fooled
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
 from lipforge.types import Threat
@@ -94,3 +95,21 @@ def test_resting_images_cost_nothing():
         APGD(steps=3).attack(trial)
     assert trial.forwards.tolist() == [1, 5, 1, 1, 5, 1]
     assert trial.standing().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_branch_brings_back_what_it_found_and_what_it_cost():
+    model = small_net()
+    x, y = small_images(model, 30)
+    trial = Trial(model, x, y, threat=Threat("linf", 0.015), seed=0, sample_ids=torch.arange(30))
+    trial.clean_logits()
+    at = torch.tensor([3, 7, 8, 20]).repeat(2)
+    branch = trial.branch(at)
+    PGD(steps=4, loss="margin").attack(branch)
+    trial.merge(branch, at)
+    assert 0 < trial.fooled.sum() < 4
+    assert torch.equal(trial.fooled, is_fooled(model, trial.images, y))
+    others = torch.ones(30, dtype=torch.bool).index_fill(0, at, False)
+    assert trial.forwards[others].tolist() == [1] * 26
+    assert int(trial.forwards.sum()) == 30 + int(branch.forwards.sum())
+    assert int(trial.backwards.sum()) == int(branch.backwards.sum())
+    assert trial.closest[3] == branch.closest[[0, 4]].max()

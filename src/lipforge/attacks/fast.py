@@ -59,12 +59,15 @@ class Rounds(Attack):
             worth = worth[~trial.fooled[worth]]
 
     def _round(self, trial: Trial, number: int) -> None:
-        schedule = Schedule(self.steps, rho=0.75)
-        if len(trial.standing()) == 0:
+        at = trial.standing()
+        if len(at) == 0:
             return
-        for rank, target in enumerate(targets_by_distance(trial, self.targets)):
-            goal = toward(trial, targeted_margin, target)
-            climb(trial, goal, schedule, stream="rounds", counter=number * self.targets + rank)
+        targets = targets_by_distance(trial, self.targets)
+        rows = at.repeat(len(targets))
+        branch, target = trial.branch(rows), torch.cat([target[at] for target in targets])
+        goal = toward(branch, targeted_margin, target)
+        climb(branch, goal, Schedule(self.steps, rho=0.75), stream="rounds", counter=number)
+        trial.merge(branch, rows)
 
 
 @dataclass(frozen=True)

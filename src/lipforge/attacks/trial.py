@@ -114,6 +114,27 @@ class Trial:
         finally:
             self._resting = before
 
+    def branch(self, at: Tensor) -> "Trial":
+        """A trial of its own for the images at these positions, each as often as it is named; `merge` brings it back.
+
+        Several runs on a few images then share their batches: a model is slow on one image at a time.
+        """
+        model = Prepared(self.model, self.quick)
+        branch = Trial(model, self.x[at], self.y[at], threat=self.threat, seed=self.seed, sample_ids=self.ids[at])
+        branch._clean = self.clean_logits()[at]
+        return branch
+
+    def merge(self, branch: "Trial", at: Tensor) -> None:
+        """Take in what a branch found for the images at these positions, and what it cost."""
+        self.forwards.index_add_(0, at, branch.forwards)
+        self.backwards.index_add_(0, at, branch.backwards)
+        self.closest.scatter_reduce_(0, at, branch.closest, "amax")
+        self.zero_gradient[at[branch.zero_gradient]] = True
+        # In order, so that of several images that fool the model for one the last is kept on every device.
+        for row in branch.fooled.nonzero().squeeze(1).tolist():
+            self.fooled[at[row]] = True
+            self.images[at[row]] = branch.images[row]
+
     def clean_logits(self) -> Tensor:
         """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
         if self._clean is None:
