@@ -68,7 +68,7 @@ def work(
                 look()
         pause, longest = PATIENCE
         while missing := [index for index in range(len(task.ranges)) if index not in done]:
-            if not any([_compute(shelf, task, index, compute) for index in missing]):
+            if not any(_compute(shelf, task, index, compute) for index in missing):
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
             look()
@@ -76,7 +76,7 @@ def work(
 
 
 def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Compute) -> bool:
-    """Compute a shard unless someone else has done so or is at it; whether it is there now."""
+    """Compute a shard unless someone else has done so or is at it; false if someone else is at it."""
     with shelf.claim(index) as mine:
         if mine and not shelf.has(index):
             shelf.put(index, to_plain(dict(compute(task.ranges[index]))))
