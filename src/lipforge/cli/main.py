@@ -9,7 +9,11 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import data, demo, forge, sites, train
+<<<<<<< HEAD
+from lipforge.cli import analyse, certify, data, demo, forge, sites, train
+=======
+from lipforge.cli import audit, data, demo, forge, sites, train
+>>>>>>> audit
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -29,7 +33,10 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
+app.command("audit")(audit.audit_command)
 app.command("train")(train.train_command)
+app.command("certify")(certify.certify)
+app.command("analyse")(analyse.analyse)
 app.add_typer(data.app, name="data")
 
 
