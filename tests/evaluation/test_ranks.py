@@ -22,7 +22,7 @@ def test_ranks_of_torchrun_get_the_result_of_one_process_even_if_one_is_killed(t
     command = [*torchrun, "--nproc-per-node", str(count), "-m", "tests.evaluation.ranks", str(tmp_path)]
     paths = f"{Path(lipforge.__file__).parents[1]}:{Path(__file__).parents[2]}"
     environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     assert "SIGKILL" in done.stderr or "Signal 9" in done.stderr or "exitcode: -9" in done.stderr, done.stderr
     model = linear(classes=4)
