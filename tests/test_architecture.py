@@ -11,11 +11,14 @@ ROOT = Path(lipforge.__file__).parent
 GROUND = {"types", "errors", "records", "batching", "progress", "ranks", "rng"}
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
-    **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "certify", "runs")},
+    **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},
+    "certify": GROUND | {"certify", "runs"},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
+    "paper": GROUND | {"paper"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 

@@ -118,3 +118,13 @@ def test_names_are_listed_by_kind():
 )
 def test_the_packages_list_their_names_as_specs(kind, name):
     assert name in list_models([kind])[kind]
+
+
+def test_a_weights_directory_does_not_apply_to_a_bundled_model(tmp_path):
+    with pytest.raises(InputError, match="does not apply to 'cifar10-resnet'"):
+        load_model("cifar10-resnet", weights_dir=tmp_path)
+
+
+def test_a_mean_cannot_be_given_in_a_name():
+    with pytest.raises(InputError, match="mean of 'resnet8' cannot be given in a name"):
+        load_model("resnet8:mean=0", pretrained=False)

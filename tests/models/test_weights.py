@@ -170,3 +170,21 @@ def test_weights_are_found_in_the_order_of_their_names(tmp_path):
 def test_a_weights_directory_must_exist(tmp_path):
     with pytest.raises(WeightsError, match="nowhere is not a directory"):
         find_weights(tmp_path / "nowhere", ["a.pt"])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_refused_and_nothing_changes(source, target, path, value):
+    state, before = source.state_dict(), copy.deepcopy(target)
+    state["linear.weight"][0, 0] = value
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"not finite: linear\.weight"):
+        load_weights_(target, path)
+    assert_same(before, target)
+
+
+def test_quantised_weights_are_refused(source, target, path):
+    state = source.state_dict()
+    state["linear.weight"] = state["linear.weight"].to(torch.int8)
+    torch.save(state, path)
+    with pytest.raises(WeightsError, match=r"whole numbers \(int8\) .* linear\.weight"):
+        load_weights_(target, path)

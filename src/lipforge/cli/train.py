@@ -51,6 +51,7 @@ def train_command(
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the model's own weights.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Train with the forged functions of this recipe at work.")] = None,
     backward: Annotated[str, typer.Option(help="With --recipe: forged or straight_through.")] = "forged",
+    checkpoint_seconds: Annotated[float, typer.Option(help="Longest time that a kill can cost.")] = 180.0,
     root: options.Root = None,
     device: options.Device = "auto",
     json: options.Json = False,
@@ -100,7 +101,7 @@ def train_command(
     if recipe is not None:
         load_recipe(recipe).apply_(model)
         set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
-    result = train(model, images, config, out=out)
+    result = train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
     if json:
         print_json(result)
         return

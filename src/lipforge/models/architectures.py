@@ -78,5 +78,7 @@ def _check_arguments(name: str, arguments: Mapping[str, Any], builder: Builder, 
         if key not in known:
             raise InputError(f"{name!r} has no argument {key!r}; it takes {', '.join(known)}{suggest(key, known)}")
         default = inspect.signature(builder).parameters[key].default
+        if isinstance(default, tuple) and isinstance(value, (str, int)):
+            raise InputError(f"{key} of {name!r} cannot be given in a name: write a function and name that")
         if isinstance(default, int) and not (isinstance(value, int) and value > 0):
             raise InputError(f"{key} of {name!r} must be a whole number above 0, got {value!r}")

@@ -80,6 +80,8 @@ def _load(
     else:
         known = [*bundled_names(), *EXAMPLES]
         raise InputError(f"no model {spec!r}: expected {FORMS}{suggest(scheme, known)}")
+    if weights_dir is not None:
+        raise InputError(f"weights_dir (--weights-dir) does not apply to {spec!r}; give a file (--weights)")
     if weights is not None:
         load_weights_(model, weights)
     return model

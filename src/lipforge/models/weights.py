@@ -45,6 +45,7 @@ def load_weights_(
     if any(not _equal(chosen.tensors, other.tensors) for other in others):
         keys = list(fitting)
         raise WeightsError(f"{path} holds different weights that fit: {', '.join(keys)}; name one: {path}#{keys[-1]}")
+    _check_values(model, chosen.tensors, path)
     model.load_state_dict(chosen.tensors, strict=False)
 
 
@@ -114,6 +115,21 @@ def find_weights(weights_dir: str | Path | None, names: list[str]) -> Path | Non
     if not Path(weights_dir).is_dir():
         raise WeightsError(f"weights_dir {weights_dir} is not a directory")
     return next((path for name in names if (path := Path(weights_dir) / name).is_file()), None)
+
+
+def _check_values(model: nn.Module, tensors: StateDict, path: str) -> None:
+    """Raise where a file has the right names and shapes but no usable numbers."""
+    own = model.state_dict()
+    whole = [name for name, tensor in tensors.items() if own[name].is_floating_point() > tensor.is_floating_point()]
+    if whole:
+        found = str(tensors[whole[0]].dtype).removeprefix("torch.")
+        raise WeightsError(
+            f"{path} holds whole numbers ({found}) where the model has floats: {_examples(whole)}; "
+            "quantised weights must be turned into floats first"
+        )
+    broken = [name for name, tensor in tensors.items() if not bool(torch.isfinite(tensor).all())]
+    if broken:
+        raise WeightsError(f"{path} holds values that are not finite: {_examples(broken)}; training must have diverged")
 
 
 def _split_key(weights: str) -> tuple[str, str]:

@@ -1,0 +1,157 @@
+"""What forging does inside a model: suppression, singular values, bounds and measured gains, site by site."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.analysis.gather import Effort, SiteFigures, gains
+from lipforge.analysis.jacobian import jacobian_norms
+from lipforge.analysis.results import Analysis, NetworkReport, ProductBound, spread
+from lipforge.analysis.watch import observe
+from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
+from lipforge.errors import InputError
+from lipforge.forge import forged, forges, plain
+from lipforge.progress import progress
+
+Attacker = Callable[[Tensor, Tensor], Tensor]
+"""Images and labels to adversarial images of the same shape."""
+
+GATHERED = ("gain_plain", "gain_forged", "jacobian_plain", "jacobian_forged")
+
+
+def analyse(
+    model: nn.Module,
+    data: ImageSource,
+    adversarial: Tensor | Attacker | None = None,
+    *,
+    spectral_images: int = 16,
+    tolerance: float = 1e-3,
+    steps: int = 100,
+    batch_size: int = 32,
+    model_name: str = "",
+    data_name: str = "images",
+    attack: str = "",
+    show: bool | None = None,
+) -> Analysis:
+    """The report of every forged site of `model` on the images of `data`, in the order of its modules.
+
+    `adversarial` are the adversarial twins of all images in their order, or a function that makes them from a batch
+    of images and labels; without it the figures that need them are None. Singular values cost tens of passes per
+    image and are taken on the first `spectral_images`; `tolerance` is the relative residual where they stop.
+    """
+    _check(spectral_images, tolerance, steps)
+    views = {"plain": plain(model), "forged": forged(model)}
+    effort = Effort(tolerance, steps)
+    sites = {
+        name: SiteFigures(views["forged"].get_submodule(name), forge, effort) for name, forge in forges(model).items()
+    }
+    network: dict[str, list[Tensor]] = {name: [] for name in GATHERED}
+    done = 0
+    with progress("analysing", image_count(data), show=show) as step:
+        for batch in batches(data, batch_size):
+            images = batch.images.to(device_of(model))
+            twins = _twins(adversarial, images, batch.labels, done)
+            spectral = max(0, min(len(images), spectral_images - done))
+            for kind, view in views.items():
+                _add_batch(kind, view, sites, network, images, twins, spectral)
+            done += len(images)
+            step(len(images))
+    if isinstance(adversarial, Tensor) and len(adversarial) != done:
+        raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
+    return Analysis(
+        model=model_name,
+        data=data_name,
+        attack=attack,
+        mask=_masks(sites),
+        images=done,
+        spectral_images=min(done, spectral_images),
+        layers=tuple(site.report(name) for name, site in sites.items()),
+        product=_product(sites),
+        network=NetworkReport(*(spread(torch.cat(network[name]) if network[name] else None) for name in GATHERED)),
+        notes=_notes(sites, effort),
+    )
+
+
+def _add_batch(
+    kind: str,
+    view: nn.Module,
+    sites: dict[str, SiteFigures],
+    network: dict[str, list[Tensor]],
+    images: Tensor,
+    twins: Tensor,
+    spectral: int,
+) -> None:
+    both, clean = torch.cat([images, twins]), len(images)
+    logits = observe(view, sites, both, lambda name, seen: sites[name].look(kind, seen, clean, spectral))
+    if len(twins):
+        network[f"gain_{kind}"].append(gains(both, logits, clean).cpu())
+    slopes = jacobian_norms(view, images[:spectral]) if spectral else None
+    if slopes is not None:
+        network[f"jacobian_{kind}"].append(slopes.cpu())
+
+
+def _twins(adversarial: Tensor | Attacker | None, images: Tensor, labels: Tensor | None, first: int) -> Tensor:
+    """The adversarial twins of a batch, or no image at all."""
+    if adversarial is None:
+        return images[:0]
+    if isinstance(adversarial, Tensor):
+        made = adversarial[first : first + len(images)].to(images)
+    elif labels is None:
+        raise InputError("data must carry labels where adversarial is a function: pass an (images, labels) pair")
+    else:
+        made = adversarial(images, labels.to(images.device))
+    if made.shape != images.shape:
+        raise InputError(
+            f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
+        )
+    check_images(made, first=first)
+    return made
+
+
+def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
+    """The product over the sites that are linear maps and were seen; a product over images is per image."""
+    parts = [
+        (torch.tensor(site.sigma, dtype=torch.float64), active, masked)
+        for site in sites.values()
+        if site.sigma and (active := site.all("sigma_plain")) is not None
+        if (masked := site.all("sigma_forged")) is not None
+    ]
+    if not parts:
+        return None
+    # A layer whose inputs are all masked makes the product 0, which has no logarithm: 1e-300 stands in for the factor.
+    logs = [sum(part[at].double().clamp(min=1e-300).log10() for part in parts) for at in range(3)]
+    return ProductBound(len(parts), *(float(torch.as_tensor(log).max()) for log in logs))
+
+
+def _masks(sites: dict[str, SiteFigures]) -> str:
+    return ", ".join(sorted({str(site.forge.mask) for site in sites.values()}))
+
+
+def _notes(sites: dict[str, SiteFigures], effort: Effort) -> tuple[str, ...]:
+    notes = []
+    unseen = [name for name, site in sites.items() if not site.figures]
+    if unseen:
+        notes.append(f"the forward pass never called {', '.join(unseen)}")
+    loose = [name for name, site in sites.items() if site.worst_residual > effort.tolerance]
+    if loose:
+        worst = max(sites[name].worst_residual for name in loose)
+        notes.append(
+            f"singular values under masks have not converged at {len(loose)} sites ({loose[0]}, ...): the largest "
+            f"relative residual is {worst:.1g} after {effort.steps} steps; they are lower bounds"
+        )
+    jumps = [name for name, site in sites.items() if site.report(name).jump > 0]
+    if jumps:
+        notes.append(
+            f"the mask jumps at {len(jumps)} sites: between two inputs whose masks differ no singular value bounds the "
+            "output"
+        )
+    return tuple(notes)
+
+
+def _check(spectral_images: int, tolerance: float, steps: int) -> None:
+    if spectral_images < 0 or steps < 1 or not tolerance > 0:
+        raise InputError(
+            "spectral_images must not be negative, steps at least 1 and tolerance above 0, "
+            f"got {spectral_images}, {steps} and {tolerance}"
+        )
