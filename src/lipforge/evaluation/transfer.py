@@ -2,7 +2,7 @@
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from lipforge.evaluation.tally import Shard, load
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Norm, Threat
 
 STEP = 0.1
 """The size of a push, as a multiple of eps."""
@@ -68,6 +68,12 @@ class TransferResult:
         """Whether the target withstands each image."""
         return [word == ROBUST for word in self.outcome]
 
+    @property
+    def result_name(self) -> str:
+        """The name of this result, and of its shards, in a run directory."""
+        threat = Threat(cast(Norm, self.norm), self.threat.removeprefix(f"{self.norm} "))
+        return _name((self.source, self.target), self.attack, threat, self.seed)
+
     def __str__(self) -> str:
         return (
             f"{self.source} -> {self.target}: {share_text(self.robust_accuracy, self.interval)} under {self.attack} "
@@ -99,12 +105,16 @@ def transfer(
     if push < 0:
         raise InputError(f"push must be at least 0, got {push}")
     craft = Craft(source, target, as_data(data), attack, threat, seed, push)
-    name = f"transfer__{task_name('-to-'.join(names), attack_text(attack), threat, seed)}"
+    name = _name(names, attack_text(attack), threat, seed)
     task = open_task(run, name, craft.config(), len(craft.data), shard_size)
     result = _gather(craft, names, work(task, craft.shard, name, show=show))
     if run is not None and is_first():
         run.write_result(name, result)
     return result
+
+
+def _name(names: tuple[str, str], attack: str, threat: Threat, seed: int) -> str:
+    return f"transfer__{task_name('-to-'.join(names), attack, threat, seed)}"
 
 
 @dataclass(frozen=True)
