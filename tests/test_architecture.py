@@ -15,7 +15,10 @@ ALLOWED = {
     "certify": GROUND | {"certify", "runs"},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
+    "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
+    "paper": GROUND | {"paper"},
 }
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 

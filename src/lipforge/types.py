@@ -62,3 +62,15 @@ def parse_number(text: float | str, *, name: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{name} must be a finite number, got {text!r}")
     return value
+
+
+def ratio_text(ratio: float) -> str:
+    """A ratio as people write it.
+
+    >>> ratio_text(2**-7), ratio_text(0.1), ratio_text(0.0)
+    ('2^-7', '0.1', '0')
+    """
+    for exponent in range(1, 21):
+        if ratio == 2.0**-exponent:
+            return f"2^-{exponent}"
+    return f"{ratio:g}"

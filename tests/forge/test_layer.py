@@ -69,6 +69,32 @@ def test_straight_through_works_under_vmap():
     assert torch.equal(gradients, torch.ones(3, 5))
 
 
+@pytest.mark.parametrize("mask", [Step(), Piecewise(d=0.5), Smooth()])
+@pytest.mark.parametrize("width", [0.1, 0.5])
+def test_smooth_backward_has_the_forged_output_bit_for_bit_and_the_gradient_of_a_smooth_mask(mask, width):
+    """Witness: autograd through x * sigmoid((|x| / threshold - 1) / width), written out."""
+    forge = calibrated(mask)
+    x = 4 * torch.randn(64, 33, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    forged = forge(x)
+    forge.mode, forge.width = "smooth_backward", width
+    x.requires_grad_()
+    through = forge(x)
+    (gradient,) = torch.autograd.grad(through.sum(), x)
+    surrogate = x * torch.sigmoid((x.abs() / forge.threshold - 1) / width)
+    assert torch.equal(through, forged)
+    torch.testing.assert_close(gradient, torch.autograd.grad(surrogate.sum(), x)[0])
+
+
+def test_smooth_backward_leaves_a_dead_channel_alone_and_is_centred_where_the_mask_is():
+    forge = Forge(MeanCentred(), ratio=1.0, channels=2, channel_dim=-1)
+    forge.set_bound(torch.tensor([0.0, 2.0]), torch.tensor([5.0, 3.0]))
+    forge.mode = "smooth_backward"
+    x = torch.tensor([[5.0, 3.0], [0.0, 5.0]], requires_grad=True)
+    (gradient,) = torch.autograd.grad(forge(x).sum(), x)
+    expected = torch.tensor([[1.0, torch.sigmoid(torch.tensor(-2.0)).item()], [1.0, 1.0]])
+    torch.testing.assert_close(gradient, expected)
+
+
 def test_plain_mode_switches_the_mask_off():
     forge = calibrated()
     forge.mode = "plain"
@@ -112,7 +138,7 @@ def test_a_ratio_outside_0_to_1_is_refused(ratio):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(InputError, match="mode must be one of plain, track, forged, straight_through, got 'training'"):
+    with pytest.raises(InputError, match=r"mode must be one of plain, track, .*, got 'training'"):
         calibrated().mode = "training"  # type: ignore[assignment]  # the mistake under test
 
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.errors import ModelError, SiteError
+from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.forging import forge_
 from lipforge.forge.insert import forges, set_ratio_
-from lipforge.forge.views import forged, plain, straight_through
+from lipforge.forge.views import forged, plain, smooth_backward, straight_through
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -41,8 +41,25 @@ def test_straight_through_has_forged_logits_and_the_gradient_of_identity_masks(m
     assert through.isfinite().all()
 
 
+def test_smooth_backward_has_forged_logits_and_its_width_changes_only_the_gradient(model):
+    x = images(4).requires_grad_()
+    logits = [view(x) for view in (forged(model), smooth_backward(model, width=0.1), smooth_backward(model, width=2.0))]
+    assert torch.equal(logits[0], logits[1])
+    assert torch.equal(logits[0], logits[2])
+    masked, narrow, wide = (torch.autograd.grad(each.sum(), x)[0] for each in logits)
+    assert narrow.isfinite().all()
+    assert not torch.equal(masked, narrow)
+    assert not torch.equal(narrow, wide)
+
+
+@pytest.mark.parametrize("width", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_width_that_is_no_width_is_refused(model, width):
+    with pytest.raises(InputError, match="width must be above 0"):
+        smooth_backward(model, width=width)
+
+
 def test_views_share_every_parameter_and_buffer(model):
-    for view in (plain(model), forged(model), straight_through(model)):
+    for view in (plain(model), forged(model), straight_through(model), smooth_backward(model)):
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         assert all(id(tensor) in own for tensor in (*view.parameters(), *view.buffers()))
 

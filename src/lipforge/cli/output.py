@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lipforge.records import to_json
+from lipforge.types import ratio_text as ratio_text
 
 # No markup and no emoji codes: names and messages are printed as they are, even "[old]" and "model.py:dog: ...".
 results = Console(highlight=False, markup=False, emoji=False)
@@ -31,15 +32,3 @@ def table(title: str, columns: dict[str, str], rows: list[list[str]]) -> Table:
 def print_json(value: Any) -> None:
     """One JSON value on stdout and nothing else, for programs to read."""
     print(to_json(value), end="", flush=True)
-
-
-def ratio_text(ratio: float) -> str:
-    """A ratio as people write it.
-
-    >>> ratio_text(2**-7), ratio_text(0.1), ratio_text(0.0)
-    ('2^-7', '0.1', '0')
-    """
-    for exponent in range(1, 21):
-        if ratio == 2.0**-exponent:
-            return f"2^-{exponent}"
-    return f"{ratio:g}"

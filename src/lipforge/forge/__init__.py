@@ -8,7 +8,7 @@ from lipforge.forge.layer import Forge
 from lipforge.forge.masks import Mask, MeanCentred, Piecewise, Smooth, Step, parse_mask
 from lipforge.forge.recipe import Recipe, load_recipe, recipe_of, save_recipe
 from lipforge.forge.sites import RULES, Site, Survey, find_sites
-from lipforge.forge.views import forged, plain, straight_through
+from lipforge.forge.views import forged, plain, smooth_backward, straight_through
 
 __all__ = [
     "RULES",
@@ -40,5 +40,6 @@ __all__ = [
     "save_recipe",
     "set_mode_",
     "set_ratio_",
+    "smooth_backward",
     "straight_through",
 ]

@@ -12,7 +12,7 @@ from lipforge.errors import InputError
 from lipforge.forge.masks import Mask, Step, Threshold
 from lipforge.forge.statistics import Maximum, Tracker
 
-Mode = Literal["plain", "track", "forged", "straight_through"]
+Mode = Literal["plain", "track", "forged", "straight_through", "smooth_backward"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Forge(nn.Module):
     """Suppresses activations of magnitude up to threshold = ratio * bound (c_th = c^r b, eq. 15).
 
     `plain` passes x through; `track` does too, and remembers the largest |x|; `forged` applies the mask;
-    `straight_through` has the same output bit for bit, but its backward pass is the identity (BPDA).
+    `straight_through` has the same output bit for bit, but its backward pass is the identity (BPDA);
+    `smooth_backward` too, with the slope of a smooth mask (`smooth_slope` of `width`) as its backward pass.
     With ratio 0 or bound 0, the defaults, every mode is the identity.
 
     >>> forge = Forge(Step(), ratio=0.5)
@@ -51,6 +52,7 @@ class Forge(nn.Module):
         self.calibration = Calibration()
         self.tracker: Tracker | None = None
         self._mode: Mode = "forged"
+        self.width = 0.5
         self._ratio = check_ratio(ratio)
         # Not persistent: the user's checkpoint keys must not change. The recipe is the place that keeps bounds.
         self.register_buffer("bound", torch.zeros(()), persistent=False)
@@ -108,7 +110,8 @@ class Forge(nn.Module):
             return x
         if self._mode == "forged":
             return self._forged(x)
-        through: Tensor = _IdentityBackward.apply(x, self._forged)  # type: ignore[no-untyped-call]  # untyped in torch
+        slope = self._slope if self._mode == "smooth_backward" else None
+        through: Tensor = _OtherBackward.apply(x, self._forged, slope)  # type: ignore[no-untyped-call]  # untyped in torch
         return through
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Forge":
@@ -126,6 +129,15 @@ class Forge(nn.Module):
         centre = None if self.centre is None else self._per_channel(self.centre, x)
         return self.mask(x, self._per_channel(self._thresholds, x), centre)
 
+    def _slope(self, x: Tensor) -> Tensor:
+        if self._thresholds is None:
+            return smooth_slope(x.abs() / self._threshold, self.width)
+        thresholds = self._per_channel(self._thresholds, x)
+        distance = x.abs() if self.centre is None else (x - self._per_channel(self.centre, x)).abs()
+        # A dead channel has the threshold 0, so nothing of it is forged: its slope is 1, without dividing 0 by 0.
+        slope = smooth_slope(distance / torch.where(thresholds > 0, thresholds, 1.0), self.width)
+        return torch.where(thresholds > 0, slope, 1.0).to(x.dtype)
+
     def _per_channel(self, values: Tensor, x: Tensor) -> Tensor:
         shape = [1] * x.ndim
         shape[self.channel_dim] = -1
@@ -140,8 +152,8 @@ class Forge(nn.Module):
         self._threshold = 0.0 if per_channel else float(self._ratio * self.bound.item())
 
 
-class _IdentityBackward(torch.autograd.Function):
-    """Returns forged(x); hands the gradient to x unchanged.
+class _OtherBackward(torch.autograd.Function):
+    """Returns forged(x); multiplies the gradient by slope(x), or hands it to x unchanged without a slope.
 
     An autograd function rather than x + (forged(x) - x).detach(): that sum is not bit-identical to forged(x).
     """
@@ -149,16 +161,33 @@ class _IdentityBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, forged: Callable[[Tensor], Tensor]) -> Tensor:
+    def forward(x: Tensor, forged: Callable[[Tensor], Tensor], slope: Callable[[Tensor], Tensor] | None) -> Tensor:
         return forged(x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        return None
+        x, _, ctx.slope = inputs
+        if ctx.slope is not None:
+            ctx.save_for_backward(x)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        if ctx.slope is None:
+            return gradients[0], None, None
+        (x,) = ctx.saved_tensors
+        return gradients[0] * ctx.slope(x), None, None
+
+
+def smooth_slope(relative: Tensor, width: float) -> Tensor:
+    """The derivative of r * sigmoid((r - 1) / width), a smooth mask, at r = |x| / threshold.
+
+    Its sigmoid is 1/2 at the threshold; the bump there stands for the jump that the step's own derivative leaves out.
+
+    >>> smooth_slope(torch.tensor([0.0, 1.0, 9.0]), width=0.5)
+    tensor([0.1192, 1.0000, 1.0000])
+    """
+    share = torch.sigmoid((relative - 1) / width)
+    return share + relative * share * (1 - share) / width
 
 
 def check_ratio(ratio: float) -> float:

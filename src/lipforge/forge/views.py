@@ -1,4 +1,4 @@
-"""Classifiers over one set of weights: the same model plain, forged, or with a straight-through backward pass.
+"""Classifiers over one set of weights: the same model plain, forged, or forged with another backward pass.
 
 A view is a copy of the module tree that shares every parameter, buffer and tensor attribute (also in lists and dicts)
 with the original, with the mode of its forged functions fixed. Nothing is ever switched, so views may be interleaved,
@@ -7,13 +7,14 @@ moving the model.
 """
 
 import copy
+import math
 from typing import Any
 
 from torch import Tensor, nn
 
 from lipforge.batching import check_eval
-from lipforge.errors import ModelError
-from lipforge.forge.insert import remove_, require_forges, set_mode_
+from lipforge.errors import InputError, ModelError
+from lipforge.forge.insert import forges, remove_, require_forges, set_mode_
 from lipforge.forge.layer import Mode
 from lipforge.forge.unwrap import unwrap
 
@@ -33,6 +34,20 @@ def forged(model: nn.Module) -> nn.Module:
 def straight_through(model: nn.Module) -> nn.Module:
     """The forged classifier, logits equal bit for bit, whose backward pass ignores the masks (BPDA)."""
     return _view(model, "straight_through")
+
+
+def smooth_backward(model: nn.Module, *, width: float = 0.5) -> nn.Module:
+    """The forged classifier, logits equal bit for bit, whose backward pass is that of a smooth mask (BPDA).
+
+    `width` is that of the smooth mask's rise around the threshold, as a share of the threshold: the derivative of
+    x * sigmoid((|x| / threshold - 1) / width).
+    """
+    if not (math.isfinite(width) and width > 0):
+        raise InputError(f"width must be above 0 (a share of the threshold), got {width}")
+    view = _view(model, "smooth_backward")
+    for forge in forges(view).values():
+        forge.width = width
+    return view
 
 
 def _view(model: nn.Module, mode: Mode) -> nn.Module:

@@ -1,0 +1,88 @@
+"""From the shards of an audit to its report."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
+from lipforge.audit import checks
+from lipforge.audit.plan import Plan
+from lipforge.audit.portfolio import PLAIN, stage_names
+from lipforge.audit.report import AuditReport, AuditRow, Check, Effort
+from lipforge.audit.verdict import decide
+from lipforge.evaluation.compare import paired
+from lipforge.runs import RunDir
+
+
+def gather(
+    shards: Sequence[Mapping[str, Any]],
+    measured: Mapping[str, Any] | None,
+    about: Mapping[str, Any],
+    plan: Plan,
+    surrogates: list[str],
+    run: RunDir | None,
+) -> AuditReport:
+    """The report of all shards; a run is asked for certificates."""
+    base, candidate = (_joined(shards, side, "outcome") for side in ("base", "candidate"))
+    stages = stage_names(surrogates, square=plan.square > 0)
+    union, plain = (paired(_left(base, upto), _left(candidate, upto)) for upto in (stages, stages[:1]))
+    decision = decide(union, plain, same=all(shard["same"] for shard in shards), margin=plan.margin)
+    found = _checks(shards, measured, _left(candidate, [PLAIN]), run)
+    failed = [check for check in found if check.passed is False]
+    return AuditReport(
+        verdict=decision.verdict,
+        sentence=decision.sentence,
+        doubts=tuple(f"{check.name}: no; {check.evidence}" for check in failed),
+        images_needed=decision.images_needed,
+        clean=paired(_left(base, []), _left(candidate, [])),
+        plain=plain,
+        union=union,
+        rows=_rows(base, candidate, stages),
+        checks=found,
+        base_effort=_effort(shards, "base"),
+        candidate_effort=_effort(shards, "candidate"),
+        base_outcome=tuple(base),
+        candidate_outcome=tuple(candidate),
+        notes=tuple(dict.fromkeys(f"base: {note}" for note in _joined(shards, "base", "notes"))),
+        seconds=sum(shard["seconds"] for shard in shards),
+        **about,
+    )
+
+
+def _checks(
+    shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None, plain: list[bool], run: RunDir | None
+) -> tuple[Check, ...]:
+    transfer = [right for shard in shards for right in shard["transfer"]["candidate"]]
+    counts = [shard["precision"] for shard in shards]
+    precision = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
+    square = sum(shard["candidate"]["square"] for shard in shards)
+    certificates = [run.read_result(name) for name in run.results()] if run is not None else []
+    return (
+        *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
+        checks.autoattack_flags(_joined(shards, "candidate", "notes"), square, len(plain)),
+        checks.precision(precision),
+        checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
+    )
+
+
+def _rows(base: list[str], candidate: list[str], stages: list[str]) -> tuple[AuditRow, ...]:
+    rows = []
+    for last in range(len(stages) + 1):
+        left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
+        rows.append(AuditRow("clean" if last == 0 else stages[last - 1], left, right, (right - left) / len(base)))
+    return tuple(rows)
+
+
+def _left(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
+    """Which images are right and stand after these stages."""
+    return [word == ROBUST or word not in (*stages, MISCLASSIFIED) for word in outcome]
+
+
+def _effort(shards: Sequence[Mapping[str, Any]], side: str) -> Effort:
+    backwards, outcome = _joined(shards, side, "backwards"), _joined(shards, side, "outcome")
+    spent = [count for count, word in zip(backwards, outcome, strict=True) if word == ROBUST]
+    forwards = sum(shard[side]["forwards"] for shard in shards)
+    return Effort(forwards, sum(backwards), sum(spent) / len(spent) if spent else 0.0)
+
+
+def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:
+    return [item for shard in shards for item in shard[side][key]]

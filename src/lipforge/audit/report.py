@@ -1,0 +1,93 @@
+"""What an audit found, for people and for JSON."""
+
+from dataclasses import dataclass
+
+from lipforge.audit.verdict import Verdict
+from lipforge.evaluation.compare import Comparison
+
+
+@dataclass(frozen=True)
+class Check:
+    """One item of the checklist: passed, failed (False) or not applicable (None), with the numbers that say so."""
+
+    name: str
+    passed: bool | None
+    evidence: str
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """How many images stand after this attack and all above it, and the difference of the shares."""
+
+    attack: str
+    base: int
+    candidate: int
+    difference: float
+
+
+@dataclass(frozen=True)
+class Effort:
+    """Passes through one side; `per_standing` are gradients per image that still stands at the end."""
+
+    forwards: int
+    backwards: int
+    per_standing: float
+
+
+@dataclass(frozen=True)
+class AuditReport:
+    """A verdict on a candidate against its base, and everything it rests on.
+
+    `plain` and `union` compare the two image by image, under the plain attack and under all attacks together; the
+    verdict is about `union`. `outcome` has for each image the attack that broke it, "robust" or "misclassified".
+    """
+
+    verdict: Verdict
+    sentence: str
+    doubts: tuple[str, ...]
+    model: str
+    data: str
+    threat: str
+    norm: str
+    eps: float
+    seed: int
+    count: int
+    plain_attack: str
+    margin: float
+    images_needed: int | None
+    clean: Comparison
+    plain: Comparison
+    union: Comparison
+    rows: tuple[AuditRow, ...]
+    checks: tuple[Check, ...]
+    base_effort: Effort
+    candidate_effort: Effort
+    base_outcome: tuple[str, ...]
+    candidate_outcome: tuple[str, ...]
+    notes: tuple[str, ...]
+    seconds: float
+
+    @property
+    def exit_code(self) -> int:
+        """0 for real and no change, 1 for not real and harmful, 3 for undecided."""
+        return {"real": 0, "no change": 0, "not real": 1, "harmful": 1, "undecided": 3}[self.verdict]
+
+    def __str__(self) -> str:
+        """The sentence, the doubts, the attacks, the effort, the checks."""
+        share = [100 / self.count * part for row in self.rows for part in (row.base, row.candidate)]
+        lines = [self.sentence, *(f"doubt: {doubt}" for doubt in self.doubts), ""]
+        lines.append(f"{'left standing after':<34} {'base':>7} {'candidate':>10} {'difference':>11}")
+        for number, row in enumerate(self.rows):
+            left, right = share[2 * number : 2 * number + 2]
+            lines.append(f"{row.attack:<34} {left:>6.1f}% {right:>9.1f}% {100 * row.difference:>+11.1f}")
+        lines.append("")
+        for name, effort in (("base", self.base_effort), ("candidate", self.candidate_effort)):
+            lines.append(
+                f"{name}: {effort.backwards:,} gradients, {effort.per_standing:.0f} per image that stands at the end"
+            )
+        lines.append("")
+        for check in self.checks:
+            mark = {True: "pass", False: "FAIL", None: "-"}[check.passed]
+            lines.append(f"{mark:<4}  {check.name}: {check.evidence}")
+        lines += [f"note: {note}" for note in self.notes]
+        return "\n".join(lines)

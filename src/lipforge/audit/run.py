@@ -1,0 +1,184 @@
+"""The audit: every attack on both sides, the checklist, and one verdict."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.attacks.trial import ROBUST
+from lipforge.audit.gather import gather
+from lipforge.audit.measure import measure
+from lipforge.audit.plan import Plan, audit_plan
+from lipforge.audit.portfolio import run_portfolio
+from lipforge.audit.report import AuditReport
+from lipforge.audit.subjects import Pair, forged_pair, pair_of
+from lipforge.batching import ImageData, check_images
+from lipforge.errors import InputError
+from lipforge.evaluation.identity import attack_text, data_identity, model_identity
+from lipforge.evaluation.pair import as_data
+from lipforge.ranks import is_first
+from lipforge.runs import RunDir, open_task, work
+from lipforge.types import Classifier, Threat
+
+Data = ImageData | tuple[Tensor, Tensor]
+
+
+@overload
+def audit(
+    model: nn.Module,
+    data: Data,
+    threat: Threat,
+    /,
+    *,
+    plan: Plan | None = None,
+    run: RunDir | None = None,
+    name: str = "",
+    show: bool | None = None,
+) -> AuditReport: ...
+
+
+@overload
+def audit(
+    base: Classifier,
+    candidate: Classifier,
+    data: Data,
+    threat: Threat,
+    /,
+    *,
+    surrogates: Mapping[str, Classifier] | None = None,
+    plan: Plan | None = None,
+    run: RunDir | None = None,
+    name: str = "",
+    show: bool | None = None,
+) -> AuditReport: ...
+
+
+def audit(
+    *subject: Any,
+    surrogates: Mapping[str, Classifier] | None = None,
+    plan: Plan | None = None,
+    run: RunDir | None = None,
+    name: str = "",
+    show: bool | None = None,
+) -> AuditReport:
+    """Whether a candidate is harder to fool than its base: one verdict, with the attacks and checks it rests on.
+
+    `audit(model, data, threat)` takes a forged model, against itself without forged functions; its adaptive views come
+    by themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
+    gradients might get past a defence of the candidate. Both sides face the same attacks, images and random starts.
+    With `run` every shard is kept, so that the same call again resumes and torchrun's ranks share the work.
+    """
+    pair, data, threat = _subject(subject, surrogates)
+    source = as_data(data)
+    plan = plan if plan is not None else audit_plan(classes=source.classes)
+    config = _config(pair, source, threat, plan)
+    task = open_task(run, f"audit__{_slug(threat)}", config, len(source), plan.shard_size)
+    watch = Watch()
+    shards = work(task, _shard(pair, source, threat, plan, watch), "audit", status=watch, show=show)
+    measured = _measured(pair, source, threat, plan, run, config, show)
+    report = gather(shards, measured, _about(name, source, threat, plan), plan, list(pair.candidate.surrogates), run)
+    if run is not None and is_first():
+        run.write_result(f"audit__{_slug(threat)}", report)
+    return report
+
+
+def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
+    if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
+        raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
+    if len(subject) == 4:
+        return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
+    if surrogates is not None:
+        raise InputError("surrogates are for audit(base, candidate, data, threat); a forged model brings its own")
+    if not isinstance(subject[0], nn.Module):
+        raise InputError(f"model must be a forged nn.Module, got {type(subject[0]).__name__}")
+    return forged_pair(subject[0]), subject[1], subject[2]
+
+
+class Watch:
+    """What the progress bar says: how many images stand so far on each side, and what is being tried."""
+
+    def __init__(self) -> None:
+        self.left = {"base": 0, "candidate": 0}
+        self.stage = ""
+
+    def __call__(self, stage: str) -> None:
+        """A stage begins."""
+        self.stage = stage
+
+    def see(self, shard: Mapping[str, Any]) -> None:
+        """A shard is finished, here or elsewhere."""
+        for side in self.left:
+            self.left[side] += shard[side]["outcome"].count(ROBUST)
+
+    def __str__(self) -> str:
+        return f"standing: base {self.left['base']}, candidate {self.left['candidate']}  {self.stage}"
+
+
+def _shard(pair: Pair, source: ImageData, threat: Threat, plan: Plan, watch: Watch) -> Any:
+    def compute(images: range) -> dict[str, Any]:
+        x, y, ids = _images(source, images, pair.device)
+        return run_portfolio(pair, x, y, ids, threat=threat, plan=plan, watch=watch)
+
+    return compute
+
+
+def _measured(
+    pair: Pair,
+    source: ImageData,
+    threat: Threat,
+    plan: Plan,
+    run: RunDir | None,
+    config: Mapping[str, Any],
+    show: bool | None,
+) -> dict[str, Any] | None:
+    count = min(plan.check_images, len(source))
+    if count == 0:
+        return None
+
+    def compute(images: range) -> dict[str, Any]:
+        x, y, ids = _images(source, images, pair.device)
+        return measure(pair, x, y, ids, threat=threat, plan=plan)
+
+    task = open_task(run, f"audit-checks__{_slug(threat)}", config, count, count)
+    return work(task, compute, "checks", show=show)[0]
+
+
+def _images(source: ImageData, images: range, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    x, y = source.batch(list(images))
+    check_images(x, first=images.start)
+    return x.to(device), y.to(device), torch.tensor(images, device=device)
+
+
+def _config(pair: Pair, source: ImageData, threat: Threat, plan: Plan) -> dict[str, Any]:
+    """Everything that determines the numbers."""
+    settings = {key: value for key, value in vars(plan).items() if key not in ("plain", "adaptive", "longer")}
+    return {
+        "base": model_identity(pair.base.classifier),
+        "candidate": model_identity(pair.candidate.classifier),
+        "surrogates": list(pair.candidate.surrogates),
+        "data": data_identity(source),
+        "threat": {"norm": threat.norm, "eps": threat.eps},
+        "plain": attack_text(plan.plain),
+        "adaptive": attack_text(plan.adaptive),
+        "longer": attack_text(plan.longer),
+        **settings,
+    }
+
+
+def _about(name: str, source: ImageData, threat: Threat, plan: Plan) -> dict[str, Any]:
+    return {
+        "model": name,
+        "data": source.name,
+        "threat": str(threat),
+        "norm": threat.norm,
+        "eps": threat.eps,
+        "seed": plan.seed,
+        "count": len(source),
+        "plain_attack": attack_text(plan.plain),
+        "margin": plan.margin,
+    }
+
+
+def _slug(threat: Threat) -> str:
+    return str(threat).replace(" ", "-").replace("/", "over")

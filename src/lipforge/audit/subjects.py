@@ -1,0 +1,93 @@
+"""Who is audited: a base, a candidate, and for each the ways to get at its gradients."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.batching import check_eval, device_of
+from lipforge.errors import InputError
+from lipforge.forge import forged, plain, smooth_backward, straight_through
+from lipforge.types import Classifier
+
+OWN, OTHER = "own gradients", "gradients of the other"
+
+
+@dataclass(frozen=True)
+class Side:
+    """A classifier, and views with its logits but other gradients, by name and in the order to try them."""
+
+    classifier: Classifier
+    surrogates: Mapping[str, Classifier] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Base and candidate with as many surrogates each, and the forged model that both come from, if there is one."""
+
+    base: Side
+    candidate: Side
+    model: nn.Module | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where the images go."""
+        for classifier in (self.candidate.classifier, self.base.classifier):
+            if isinstance(classifier, nn.Module):
+                return device_of(classifier)
+        return torch.device("cpu")
+
+
+def forged_pair(model: nn.Module) -> Pair:
+    """The plain model against the forged one, with an identity and a smooth backward pass through every mask."""
+    views = {"identity backward": straight_through(model), "smooth backward": smooth_backward(model)}
+    return _pair(plain(model), forged(model), views, model)
+
+
+def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
+    """Any two classifiers; `surrogates` give gradients for the candidate, whose own logits decide on success."""
+    taken = [name for name in surrogates or {} if name in (OWN, OTHER)]
+    if taken:
+        raise InputError(f"surrogates must have names of their own; {taken[0]!r} is taken")
+    for name, classifier in {"base": base, "candidate": candidate, **(surrogates or {})}.items():
+        if not callable(classifier):
+            raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
+        if isinstance(classifier, nn.Module):
+            check_eval(classifier)
+    views = {OWN: candidate, **{name: borrow(candidate, other) for name, other in (surrogates or {}).items()}}
+    return _pair(base, candidate, views, None)
+
+
+def _pair(base: Classifier, candidate: Classifier, views: Mapping[str, Classifier], model: nn.Module | None) -> Pair:
+    """Each side also gets the other's gradients; the base has no masks, so its further views are itself again."""
+    own = dict.fromkeys(views, base)
+    return Pair(
+        Side(base, {**own, "gradients of the other": borrow(base, candidate)}),
+        Side(candidate, {**views, "gradients of the other": borrow(candidate, base)}),
+        model,
+    )
+
+
+def borrow(judge: Classifier, source: Classifier) -> Classifier:
+    """A classifier with the logits of `judge`, bit for bit, and the gradients of `source`.
+
+    A gradient costs a forward through both and a backward through the source.
+    """
+
+    def borrowed(x: Tensor) -> Tensor:
+        if not (torch.is_grad_enabled() and x.requires_grad):
+            return judge(x)
+        with torch.no_grad():
+            logits = judge(x)
+        lent = source(x)
+        # lent - lent is exactly 0 wherever it is finite, so nothing is added to the logits.
+        return logits + (lent - lent.detach())
+
+    return borrowed
+
+
+def in_double(classifier: Classifier) -> nn.Module | None:
+    """A copy of the classifier in float64; None for one that is no module, and so cannot be converted."""
+    return copy.deepcopy(classifier).double() if isinstance(classifier, nn.Module) else None

@@ -1,0 +1,74 @@
+"""From paired outcomes to one word and one sentence."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from lipforge.evaluation.compare import Comparison, images_to_decide, paired_interval
+
+Verdict = Literal["real", "not real", "harmful", "no change", "undecided"]
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict, the sentence that a report begins with, and for "undecided" how many images might decide."""
+
+    verdict: Verdict
+    sentence: str
+    images_needed: int | None = None
+
+
+def decide(union: Comparison, plain: Comparison, *, same: bool, margin: float) -> Decision:
+    """The verdict on a gain, from the outcomes under all attacks together and under the plain attack alone.
+
+    The first of these that holds: no change, if the two classifiers are the same function on these images; real or
+    harmful, if the union's interval lies above or below 0; not real, if only the plain attack's interval lies above 0;
+    no change, if the union's interval lies within the margin; undecided.
+    """
+    low, high = union.interval
+    found = f"{_points(union)} under all attacks together"
+    if same:
+        return Decision("no change", f"no change: both gave equal logits, bit for bit, on all {union.count} images")
+    if low > 0:
+        return Decision("real", f"real: the candidate gains {found}")
+    if high < 0:
+        shown = f", though plain attacks show {_points(plain)}" if plain.interval[0] > 0 else ""
+        return Decision("harmful", f"harmful: the candidate loses, {found}{shown}")
+    if plain.interval[0] > 0:
+        return Decision("not real", f"not real: plain attacks show {_points(plain)}, but it is {found}")
+    if -margin <= low and high <= margin:
+        return Decision("no change", f"no change: {found}, less than {100 * margin:g} either way")
+    needed = images_needed(union, margin)
+    return Decision("undecided", f"undecided: {found}; about {needed:,} images might decide it", needed)
+
+
+def images_needed(union: Comparison, margin: float) -> int:
+    """How many images would decide, if the shares of gained and lost images stay as they are.
+
+    Either the difference shows (McNemar's test, with 80 % power), or the interval comes to lie within the margin:
+    whichever takes fewer images.
+    """
+    shows = images_to_decide(union)
+    wanted = [shows] if shows is not None else []
+    if abs(union.difference) < margin:
+        wanted.append(_images_within(union, margin))
+    return max(union.count + 1, min(wanted))
+
+
+def _images_within(union: Comparison, margin: float) -> int:
+    """The smallest count, to within a percent, at which the interval lies within the margin."""
+    count = union.count
+    for _ in range(2000):
+        share = count / union.count
+        low, high = paired_interval(round(share * union.gained), round(share * union.lost), count)
+        if -margin <= low and high <= margin:
+            break
+        count = max(count + 1, round(1.01 * count))
+    return count
+
+
+def _points(comparison: Comparison) -> str:
+    low, high = (100 * bound for bound in comparison.interval)
+    return (
+        f"{100 * comparison.difference:+.1f} points [{low:+.1f}, {high:+.1f}] "
+        f"(n={comparison.count}, {comparison.gained} gained, {comparison.lost} lost)"
+    )

@@ -1,0 +1,16 @@
+"""The paper's tables as data, and a checklist for published robust accuracies."""
+
+from lipforge.paper.checklist import RULES, Finding, Rule, RuleCount, TableAudit, check_table
+from lipforge.paper.tables import Published, load_paper, read_table
+
+__all__ = [
+    "RULES",
+    "Finding",
+    "Published",
+    "Rule",
+    "RuleCount",
+    "TableAudit",
+    "check_table",
+    "load_paper",
+    "read_table",
+]

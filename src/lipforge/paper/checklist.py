@@ -1,0 +1,243 @@
+"""A checklist for published robust accuracies: rules that numbers without masked gradients keep, and who breaks them.
+
+Accuracies are in percent, tolerances in percentage points. Attacks are known by name: FGSM takes one step; PGD and CW
+take many; AA is AutoAttack; `transfer` are adversarial images that AutoAttack made for the base model.
+"""
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+
+from lipforge.errors import InputError
+from lipforge.paper.tables import Published
+
+SUBSET = 2.0
+"""Slack between two tables. Some are on fewer images: every CW figure of the paper is a multiple of 0.02, so 5,000 or
+fewer. Two runs on 5,000 of 10,000 images at 60 % differ by up to 1.4 points 19 times out of 20."""
+OUTLIER = 3.0
+"""How far outside its neighbours a number must be to break a trend."""
+WIDENING = 5.0
+"""How much the gap between a weak and a strong attack may grow from the base to the forged model."""
+ZERO = 1.0
+"""What counts as zero accuracy at the largest radius."""
+LARGE = 64 / 255
+"""From which linf radius on an iterative attack must reach zero."""
+
+Setting = tuple[str, str, str, str]
+"""Data set, model, variant and ratio."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A published number that breaks a rule, with the numbers that show it."""
+
+    rule: str
+    table: str
+    where: str
+    eps: str
+    evidence: str
+
+
+class Numbers:
+    """Published numbers by setting, attack and radius; the first of several that should be equal."""
+
+    def __init__(self, rows: Iterable[Published]) -> None:
+        self.rows = tuple(rows)
+        self._by: dict[tuple[Setting, str, float], Published] = {}
+        self.settings: dict[Setting, None] = {}
+        for row in self.rows:
+            setting = (row.dataset, row.model, row.variant, row.ratio)
+            self._by.setdefault((setting, row.attack.lower(), row.radius), row)
+            self.settings.setdefault(setting)
+
+    def get(self, setting: Setting, attack: str, radius: float) -> Published | None:
+        return self._by.get((setting, attack, radius))
+
+    def sweep(self, setting: Setting, attack: str) -> list[Published]:
+        """The numbers of an attack on a model, by increasing radius."""
+        found = [row for (other, name, _), row in self._by.items() if (other, name) == (setting, attack)]
+        return sorted(found, key=lambda row: row.radius)
+
+    def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
+        """The numbers of two attacks on the same model at the same radius."""
+        for setting in self.settings:
+            for row in self.sweep(setting, first):
+                other = self.get(setting, second, row.radius)
+                if other is not None:
+                    yield row, other
+
+    def base_of(self, row: Published, attack: str) -> Published | None:
+        """The number of the base model for another attack at this row's radius."""
+        return self.get((row.dataset, row.model, "", "0"), attack, row.radius)
+
+
+Outcome = Iterator[Finding | None]
+"""One item per comparison that the numbers allow: what breaks the rule, or None where they keep it."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A rule in words that a reader can recompute, and the function that applies it."""
+
+    name: str
+    text: str
+    apply: Callable[[Numbers], Outcome]
+
+
+@dataclass(frozen=True)
+class RuleCount:
+    """How often the numbers allowed a rule to be checked, and how often they broke it."""
+
+    name: str
+    text: str
+    checked: int
+    broken: int
+
+
+@dataclass(frozen=True)
+class TableAudit:
+    """The checklist applied to published numbers."""
+
+    source: str
+    numbers: int
+    rules: tuple[RuleCount, ...]
+    findings: tuple[Finding, ...]
+
+
+def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
+    """Apply every rule to published numbers; a rule for which there are no numbers is counted as checked 0 times."""
+    numbers, counts, findings = Numbers(rows), [], []
+    if not numbers.rows:
+        raise InputError("rows must not be empty")
+    for rule in RULES:
+        outcomes = list(rule.apply(numbers))
+        broken = [outcome for outcome in outcomes if outcome is not None]
+        counts.append(RuleCount(rule.name, rule.text, len(outcomes), len(broken)))
+        findings += broken
+    return TableAudit(source, len(numbers.rows), tuple(counts), tuple(findings))
+
+
+def _one_step(numbers: Numbers) -> Outcome:
+    for one, many in numbers.pairs("fgsm", "pgd"):
+        short = many.accuracy - one.accuracy
+        yield _finding("one step", one, f"FGSM {_n(one)} < PGD {_n(many)}, by {short:.2f}") if short > 0 else None
+
+
+def _radius(numbers: Numbers) -> Outcome:
+    for setting in numbers.settings:
+        sweep = numbers.sweep(setting, "pgd")
+        for near, far in pairwise(sweep):
+            rises = far.accuracy > near.accuracy
+            text = f"PGD {_n(near)} at {near.eps} rises to {_n(far)} at {far.eps}"
+            yield _finding("radius", far, text) if rises else None
+        if sweep and sweep[-1].radius >= LARGE:
+            last = sweep[-1]
+            text = f"PGD leaves {_n(last)} at the largest radius {last.eps}"
+            yield _finding("radius", last, text) if last.accuracy > ZERO else None
+
+
+def _trend(numbers: Numbers) -> Outcome:
+    groups: dict[tuple[str, str, str, str], dict[float, dict[float, Published]]] = defaultdict(dict)
+    for row in numbers.rows:
+        if row.share is not None and row.attack.lower() in ("fgsm", "pgd", "cw", "transfer", "aa"):
+            grid = groups[row.dataset, row.model, row.variant, row.attack.lower()]
+            grid.setdefault(row.radius, {}).setdefault(row.share, row)
+    for grid in groups.values():
+        outside = {radius: dict(_outside(line)) for radius, line in grid.items()}
+        radii = sorted(grid)
+        for place, radius in enumerate(radii):
+            beside = radii[max(place - 1, 0) : place] + radii[place + 1 : place + 2]
+            for share, (gap, text) in outside[radius].items():
+                # Where the radius beside it bends the same way, the bend is the trend.
+                alone = all(outside[other].get(share, (0.0, ""))[0] <= OUTLIER for other in beside)
+                yield _finding("trend", grid[radius][share], text) if gap > OUTLIER and alone else None
+
+
+def _outside(line: dict[float, Published]) -> Iterator[tuple[float, tuple[float, str]]]:
+    """How far each number is outside the range of its two neighbours in ratio, by ratio, with the words for it."""
+    shares = sorted(line)
+    for left, share, right in zip(shares, shares[1:], shares[2:], strict=False):
+        row, low, high = line[share], *sorted((line[left].accuracy, line[right].accuracy))
+        gap = max(low - row.accuracy, row.accuracy - high)
+        beside = f"{_n(line[left])} at {line[left].ratio} and {_n(line[right])} at {line[right].ratio}"
+        yield share, (gap, f"{row.attack} {_n(row)} is {gap:.2f} outside {beside}")
+
+
+def _at_most(name: str, strong: str, weak: str, words: str) -> Rule:
+    """The rule that a strong attack leaves no more than a weak one, up to the slack between two tables."""
+
+    def apply(numbers: Numbers) -> Outcome:
+        for row, other in numbers.pairs(strong, weak):
+            gap = row.accuracy - other.accuracy
+            text = f"{row.attack} {_n(row)} is {gap:.2f} above {other.attack} {_n(other)}"
+            yield _finding(name, row, text) if gap > SUBSET else None
+
+    label = "transfer, black box" if weak == "transfer" else weak.upper()
+    return Rule(name, f"{words} at most {SUBSET:g} more than {label}", apply)
+
+
+def _widening(name: str, weak: str, strong: str, slack: float) -> Callable[[Numbers], Outcome]:
+    def apply(numbers: Numbers) -> Outcome:
+        for row, other in numbers.pairs(weak, strong):
+            before, after = numbers.base_of(row, weak), numbers.base_of(row, strong)
+            if row.share == 0 or before is None or after is None:
+                continue
+            gap, base_gap = row.accuracy - other.accuracy, before.accuracy - after.accuracy
+            text = (
+                f"{row.attack} {_n(row)} is {gap:+.2f} from {other.attack} {_n(other)}; "
+                f"on the base {_n(before)} is {base_gap:+.2f} from {_n(after)}"
+            )
+            yield _finding(name, row, text) if gap - base_gap > slack else None
+
+    return apply
+
+
+def _conflict(numbers: Numbers) -> Outcome:
+    for row in numbers.rows:
+        first = numbers.get((row.dataset, row.model, row.variant, row.ratio), row.attack.lower(), row.radius)
+        if first is None or first is row:
+            continue
+        text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
+        yield _finding("conflict", row, text) if row.accuracy != first.accuracy else None
+
+
+def _finding(rule: str, row: Published, evidence: str) -> Finding:
+    return Finding(rule, row.table, str(row), row.eps, evidence)
+
+
+def _n(row: Published) -> str:
+    return f"{row.accuracy:.2f}"
+
+
+RULES = (
+    Rule("one step", "FGSM leaves at least as much as PGD at the same radius; tolerance 0", _one_step),
+    Rule(
+        "radius",
+        f"PGD never rises with the radius (tolerance 0), and leaves at most {ZERO:g} at the largest, if that is 64/255 "
+        "or more. Not applied to FGSM, whose single step overshoots at large radii on any model",
+        _radius,
+    ),
+    Rule(
+        "trend",
+        f"a number lies at most {OUTLIER:g} outside the range of its neighbours in ratio, unless the next radius bends "
+        "the same way",
+        _trend,
+    ),
+    _at_most("cw-pgd", "cw", "pgd", "CW, iterative and white box, leaves"),
+    _at_most("aa-pgd", "aa", "pgd", "AA, which contains an iterative attack, leaves"),
+    _at_most("aa-cw", "aa", "cw", "AA leaves"),
+    _at_most("white box", "aa", "transfer", "AA, white box, leaves"),
+    Rule(
+        "cw-transfer",
+        f"CW minus transfer is at most {SUBSET:g} larger than CW minus AA on the base, whose transfer is its own AA",
+        _widening("cw-transfer", "cw", "transfer", SUBSET),
+    ),
+    Rule(
+        "cw-aa",
+        f"CW minus AA is at most {WIDENING:g} larger than on the base: a weak attack should not lose so much more",
+        _widening("cw-aa", "cw", "aa", WIDENING),
+    ),
+    Rule("conflict", "the same quantity has the same value in every table; tolerance 0", _conflict),
+)
+"""All rules, in the order in which they are applied."""

@@ -1,0 +1,92 @@
+"""Published accuracies, one per row: the paper's own tables, or a user's file with the same columns.
+
+`tables.csv` holds every number of tables 1 to 11 of the paper as printed, in percent. Tables are numbered in the order
+of its source. What the source leaves to the text: CIFAR tables without a radius are at 8/255 and those of ImageNet at
+4/255 (section 4.1); "Original+Ours" in table 1 has the ratio 2^-7 (section 4.2); the ratio of tables 2, 6 and 8 is not
+stated anywhere, and is "unstated" here.
+"""
+
+import csv
+import io
+from dataclasses import dataclass, fields
+from importlib import resources
+from pathlib import Path
+
+from lipforge.errors import InputError
+from lipforge.types import parse_number
+
+UNSTATED = "unstated"
+
+
+@dataclass(frozen=True)
+class Published:
+    """One published number: the accuracy in percent of a model on a data set under an attack.
+
+    `ratio` is "0" for a base model, "2^-7" and so on for a forged one. `eps` is "0" for the attack "clean". `variant`
+    tells apart what is otherwise the same, such as "weight" for the "+ Weight" model.
+    """
+
+    table: str
+    dataset: str
+    model: str
+    variant: str
+    ratio: str
+    attack: str
+    eps: str
+    accuracy: float
+
+    @property
+    def radius(self) -> float:
+        """`eps` as a number."""
+        return parse_number(self.eps, name="eps")
+
+    @property
+    def share(self) -> float | None:
+        """`ratio` as a number; None where the source does not state it."""
+        return None if self.ratio == UNSTATED else parse_number(self.ratio, name="ratio")
+
+    def __str__(self) -> str:
+        words = (self.dataset, self.model, self.variant, "base" if self.share == 0 else self.ratio)
+        return " ".join(word for word in words if word)
+
+
+COLUMNS = tuple(field.name for field in fields(Published))
+
+
+def load_paper() -> tuple[Published, ...]:
+    """All numbers of the paper's tables, in their order."""
+    text = resources.files("lipforge.paper").joinpath("tables.csv").read_text(encoding="utf-8")
+    return _parse(text, name="tables.csv")
+
+
+def read_table(path: str | Path) -> tuple[Published, ...]:
+    """The numbers of a CSV file with the columns of `Published`; a bad row is an error that names it."""
+    try:
+        return _parse(Path(path).read_text(encoding="utf-8-sig"), name=str(path))
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is not text in UTF-8: {error}") from None
+
+
+def _parse(text: str, *, name: str) -> tuple[Published, ...]:
+    reader = csv.DictReader(io.StringIO(text))
+    missing = [column for column in COLUMNS if column not in (reader.fieldnames or ())]
+    if missing:
+        raise InputError(f"{name} must have the columns {', '.join(COLUMNS)}; it lacks {', '.join(missing)}")
+    rows = tuple(_row(row, f"{name}, line {reader.line_num}") for row in reader)
+    if not rows:
+        raise InputError(f"{name} has no rows")
+    return rows
+
+
+def _row(row: dict[str, str | None], where: str) -> Published:
+    words = {column: (row[column] or "").strip() for column in COLUMNS}
+    try:
+        accuracy = parse_number(words.pop("accuracy"), name="accuracy")
+        if not 0 <= accuracy <= 100:
+            raise InputError(f"accuracy must be in percent, between 0 and 100, got {accuracy:g}")
+        published = Published(**words, accuracy=accuracy)
+        if (published.share or 0) < 0 or published.radius < 0:
+            raise InputError(f"ratio and eps must not be negative, got {published.ratio} and {published.eps}")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
+    return published

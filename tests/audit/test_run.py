@@ -1,0 +1,177 @@
+"""The audit's controls, on the bundled robust model and real images: pairs whose verdict is known beforehand."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from lipforge.attacks import APGD, PGD
+from lipforge.audit import Plan, audit
+from lipforge.data import load_data
+from lipforge.errors import InputError, RunError, SiteError
+from lipforge.forge import forge_, set_ratio_
+from lipforge.models import list_models, load_model
+from lipforge.runs import RunDir
+from lipforge.types import Threat
+from tests.nets import ResidualNet, images, seeded
+
+SHORT = APGD(steps=5, loss="margin")
+QUICK = Plan(plain=PGD(steps=5), adaptive=SHORT, longer=SHORT, refine=3, check_images=0)
+"""Enough for effects as large as those of the controls."""
+NATURAL = "cifar10-resnet-natural"
+
+
+@pytest.fixture(scope="module")
+def robust():
+    return load_model("cifar10-resnet")
+
+
+def real_images(count):
+    return load_data("cifar10-sample:test", limit=count)
+
+
+class Masked(nn.Module):
+    """Quantised images, with a gradient of 0 almost everywhere, and logits so large that softmax saturates."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 1000 * self.inner((x * 63).round() / 63)
+
+
+def damaged(model):
+    """A copy with noise on every weight, as large as the weights."""
+    copied, generator = copy.deepcopy(model), torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in copied.parameters():
+            if weight.ndim > 1:
+                weight += weight.std() * torch.randn(weight.shape, generator=generator)
+    return copied
+
+
+def test_a_ratio_of_0_is_no_change(robust):
+    model = copy.deepcopy(robust)
+    forge_(model, load_data("cifar10-sample:train", limit=16), ratio=2**-6)
+    set_ratio_(model, 0.0)
+    report = audit(model, real_images(6), Threat("linf", "8/255"), plan=QUICK)
+    assert report.verdict == "no change"
+    assert report.base_outcome == report.candidate_outcome
+    assert report.exit_code == 0
+
+
+def test_a_masked_defence_is_not_real(robust):
+    report = audit(robust, Masked(robust).eval(), real_images(24), Threat("linf", "8/255"), plan=QUICK)
+    assert report.plain.difference > 0.2
+    assert report.verdict == "not real"
+    assert report.exit_code == 1
+    assert any("gradient of exactly 0" in doubt for doubt in report.doubts)
+
+
+def test_damaged_weights_are_harmful(robust):
+    report = audit(robust, damaged(robust), real_images(24), Threat("linf", "2/255"), plan=QUICK)
+    assert report.verdict == "harmful"
+    assert report.exit_code == 1
+
+
+@pytest.mark.skipif(NATURAL not in list_models()["bundled"], reason="the natural model is not bundled yet")
+def test_adversarial_training_is_real(robust):
+    report = audit(load_model(NATURAL), robust, real_images(24), Threat("linf", "4/255"), plan=QUICK)
+    assert report.verdict == "real"
+    assert report.exit_code == 0
+
+
+def small():
+    """A small forged model with labels it gets right, so that there is something to attack."""
+    model = seeded(ResidualNet)
+    forge_(model, images(32), ratio=2**-3)
+    x = images(12)
+    return model, (x, model(x).argmax(dim=1))
+
+
+PLAN = Plan(plain=PGD(steps=3), adaptive=SHORT, longer=SHORT, refine=3, check_images=6, check_queries=5, shard_size=5)
+THREAT = Threat("linf", "2/255")
+
+
+@pytest.fixture(scope="module")
+def report():
+    model, data = small()
+    return audit(model, data, THREAT, plan=PLAN)
+
+
+def facts(report):
+    """Everything but the time."""
+    return {key: value for key, value in vars(report).items() if key != "seconds"}
+
+
+def test_the_union_only_falls_from_row_to_row_and_ends_at_what_the_verdict_compares(report):
+    for side in ("base", "candidate"):
+        left = [getattr(row, side) for row in report.rows]
+        assert left == sorted(left, reverse=True)
+        assert left[-1] == getattr(report, f"{side}_outcome").count("robust")
+    last = report.rows[-1]
+    assert (report.union.base_accuracy, report.union.forged_accuracy) == (last.base / 12, last.candidate / 12)
+    assert [row.attack for row in report.rows][:3] == ["clean", "plain", "images of the other"]
+    assert report.plain.base_accuracy == report.rows[1].base / 12
+    assert report.clean.forged_accuracy == report.rows[0].candidate / 12 == 1
+
+
+def test_both_sides_get_as_many_gradients_per_image_that_stands():
+    model, data = small()
+    report = audit(model, data, Threat("linf", 0.001), plan=PLAN)
+    assert report.rows[-1].base > 0
+    assert report.rows[-1].candidate > 0
+    assert abs(report.base_effort.per_standing - report.candidate_effort.per_standing) < 20
+
+
+def test_every_check_is_there_with_its_evidence(report):
+    assert len(report.checks) == 11
+    assert all(check.evidence for check in report.checks)
+    assert [check.name for check in report.checks if check.passed is False] == [
+        doubt.split(": no; ")[0] for doubt in report.doubts
+    ]
+
+
+def test_the_text_begins_with_the_sentence_and_holds_rows_and_checks(report):
+    lines = str(report).splitlines()
+    assert lines[0] == report.sentence
+    assert all(any(line.startswith(row.attack) for line in lines) for row in report.rows)
+    assert all(any(check.name in line for line in lines) for check in report.checks)
+
+
+def test_a_run_that_is_resumed_gives_the_same_report_and_keeps_its_shards(report, tmp_path):
+    model, data = small()
+    run = RunDir.open(tmp_path)
+    audit(model, data, THREAT, plan=PLAN, run=run)
+    shards = sorted((tmp_path / "shards" / "audit__linf-2over255").glob("0*.json"))
+    assert len(shards) == 3
+    shards[1].unlink()
+    kept = {path: path.stat().st_mtime_ns for path in shards if path.exists()}
+    again = audit(model, data, THREAT, plan=PLAN, run=run)
+    assert facts(again) == facts(report)
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    saved = run.read_result("audit__linf-2over255")
+    assert (saved["kind"], saved["verdict"], saved["sentence"]) == ("audit", report.verdict, report.sentence)
+
+
+def test_a_run_of_another_ratio_is_refused(tmp_path):
+    model, data = small()
+    few = (data[0][:2], data[1][:2])
+    audit(model, few, THREAT, plan=QUICK, run=RunDir.open(tmp_path))
+    set_ratio_(model, 2**-4)
+    with pytest.raises(RunError, match="other work under the same name"):
+        audit(model, few, THREAT, plan=QUICK, run=RunDir.open(tmp_path))
+
+
+def test_wrong_use_is_explained():
+    model, data = small()
+    with pytest.raises(InputError, match="audit takes"):
+        audit(model, data)  # type: ignore[call-overload]  # the mistake under test
+    with pytest.raises(InputError, match="surrogates are for"):
+        audit(model, data, THREAT, surrogates={})  # type: ignore[call-overload]  # the mistake under test
+    with pytest.raises(InputError, match="must be a forged nn.Module"):
+        audit(lambda x: x, data, THREAT)  # type: ignore[call-overload]  # the mistake under test
+    with pytest.raises(SiteError, match="no forged functions"):
+        audit(seeded(ResidualNet), data, THREAT)
