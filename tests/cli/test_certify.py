@@ -1,10 +1,13 @@
 import json
 import os
+import subprocess
+import sys
 
 import pytest
 
 from lipforge.certify import certify
 from lipforge.data import load_data
+from lipforge.evaluation.compare import paired
 from lipforge.forge import forged, load_recipe, plain
 from lipforge.models import load_model
 from lipforge.records import read_json, to_plain
@@ -40,7 +43,11 @@ def test_base_and_forged_have_the_numbers_of_the_library(run, forged_model):
 def test_the_table_has_counts_intervals_and_images_gained_and_lost(run, forged_model):
     ended = run("certify", forged_model, "--recipe", "recipe.json", *SMALL, "--radii", "0,0.1", "--run", "r")
     assert ended.code == 0
-    assert "gained / lost" in ended.out
+    one, other = (read_json(f"r/results/certify__{label}__sigma-0.25__n-60.json") for label in ("base", "forged"))
+    certified = [[row["prediction"] == row["label"] for row in result["images"]] for result in (one, other)]
+    both = paired(*certified)
+    assert f"{100 * both.difference:+.1f} [" in ended.out
+    assert f"{both.gained} / {both.lost}" in ended.out
     assert "/5 " in ended.out
     assert "Each image's claim holds with probability 0.95." in ended.out
     assert "wrote r/results/certify__forged__sigma-0.25__n-60.json" in ended.out
@@ -77,3 +84,15 @@ def test_bad_input_is_named(run, model_file, options, match):
     ended = run("certify", f"{model_file}:build", *SMALL, *options)
     assert ended.code == 2
     assert match in ended.err
+
+
+@pytest.mark.slow
+def test_two_processes_make_the_claims_of_one_and_only_the_first_prints(run, environment, model_file):
+    """`-m -- lipforge`: without the dashes torchrun takes --run and --n for its own options."""
+    arguments = ["certify", f"{model_file}:build", *map(str, SMALL), "--json"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "--", "lipforge", *arguments, "--run", "two"]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert ended.returncode == 0, ended.stderr
+    (shared,), (alone,) = (json.loads(out)["results"] for out in (ended.stdout, run(*arguments).out))
+    assert without_seconds(shared) == without_seconds(alone)
