@@ -115,7 +115,7 @@ def _show(result: Analysis) -> None:
     ]
     _print(title, ["bound", "threshold", "jump", "zero %", "clean %", "adv %"], rows)
     results.print(
-        "zero: activations that are 0 without forging. clean, adv: others that the mask changes, on clean and on "
+        "zero: activations that are 0 before the mask. clean, adv: others that the mask changes, on clean and on "
         "adversarial images.\n"
     )
     rows = [
