@@ -15,7 +15,9 @@ ALLOWED = {
     "certify": GROUND | {"certify", "runs"},
     "training": GROUND | {"training", "attacks"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
+    "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "reports": GROUND | {"reports"},
     "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
     "paper": GROUND | {"paper"},
 }

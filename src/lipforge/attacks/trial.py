@@ -38,7 +38,8 @@ class AttackResult:
 
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. `forwards` and
     `backwards` (N,) count the passes each image went through. `given_up` are the robust images that autoattack("fast")
-    left before its last round. `notes` are the reasons to doubt the result.
+    left before its last round. `closest` (N,) is the largest margin, max_{i != y} z_i - z_y, that any point reached.
+    `notes` are the reasons to doubt the result.
     """
 
     images: Tensor
@@ -46,6 +47,7 @@ class AttackResult:
     forwards: Tensor
     backwards: Tensor
     given_up: Tensor
+    closest: Tensor
     outcome: tuple[str, ...]
     stages: tuple[Stage, ...]
     notes: tuple[str, ...]
@@ -161,7 +163,7 @@ class Trial:
     def result(self, attack: str) -> AttackResult:
         """What there is to report; what no stage has settled yet is settled under the name `attack`."""
         self.settle(attack)
-        tensors = (self.images, self.fooled, self.forwards, self.backwards, self.given_up & ~self.fooled)
+        tensors = (self.images, self.fooled, self.forwards, self.backwards, self.given_up & ~self.fooled, self.closest)
         return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
 
     def _confirm(self) -> None:

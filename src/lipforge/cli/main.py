@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import audit, data, demo, forge, sites, train
+from lipforge.cli import analyse, audit, certify, data, demo, forge, report, sites, train
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -20,7 +20,7 @@ PACKAGE = Path(__file__).parent.parent
 app = typer.Typer(
     name="lipforge",
     help="Forge a trained image classifier in one pass, and find out honestly whether it got harder to fool.",
-    epilog="Exit codes: 0 done, 2 wrong use or bad input, 70 a bug in lipforge, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 an audit found a gain not real or harmful, 2 wrong use or bad input, 3 an audit is undecided, 70 a bug in lipforge, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -31,6 +31,9 @@ app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
 app.command("audit")(audit.audit_command)
 app.command("train")(train.train_command)
+app.command("report")(report.report)
+app.command("certify")(certify.certify)
+app.command("analyse")(analyse.analyse)
 app.add_typer(data.app, name="data")
 
 

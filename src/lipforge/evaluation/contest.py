@@ -1,0 +1,151 @@
+"""Several classifiers that differ little, attacked on the same images, with the work of one serving the others.
+
+The first entrant, the lead, is attacked in full. An image of another entrant goes through this, cheapest first:
+
+1. Every point found so far, for the lead or for entrants before, is tried: one forward pass each.
+2. An image that fell on the lead, but to none of these points, is attacked in full.
+3. An image that stood on the lead is attacked in full if it is near the boundary: if the gap (z_y minus the largest
+   other logit) that the lead's attack left, corrected by how the two entrants differ at the lead's strongest point, is
+   below `near` times the entrant's gap on the clean image. Farther images are spared: taken to stand.
+4. A random share `audit` of the spared images is attacked in full all the same, and what falls is counted: that is how
+   far the third step can be trusted.
+
+At the end the points found for later entrants are tried on the earlier ones. All of this depends on each image alone.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipforge import rng
+from lipforge.attacks import Attack
+from lipforge.attacks.queries import logits_of
+from lipforge.batching import ImageData, check_images
+from lipforge.evaluation.tally import Found, Shard, Tally
+from lipforge.types import Classifier, Threat
+
+
+@dataclass(frozen=True)
+class Entrant:
+    """A classifier by its label, with all the views of it that are attacked; the first view is the one that counts."""
+
+    label: str
+    views: Mapping[str, Classifier]
+
+    @property
+    def classifier(self) -> Classifier:
+        """The view that counts: every success is confirmed on it."""
+        return next(iter(self.views.values()))
+
+
+@dataclass(frozen=True)
+class Lead:
+    """What the full attack on the first entrant left behind: its tally, and the gap (N,) at its strongest points."""
+
+    tally: Tally
+    points: Tensor
+    gap: Tensor
+    gap_at_points: Tensor
+
+
+@dataclass(frozen=True)
+class Contest:
+    """All it takes to compute any shard of a search."""
+
+    entrants: tuple[Entrant, ...]
+    data: ImageData
+    attack: Attack
+    threat: Threat
+    seed: int
+    near: float | None
+    audit: float
+    device: torch.device | None = None
+    leads: dict[int, Lead] | None = None
+    """Where there will be more contests with the same lead: what it did, by the first image of a shard."""
+
+    def shard(self, images: range) -> dict[str, Any]:
+        """For each entrant, by label, what became of these images and what it cost."""
+        shard = load(self.data, images, self.device)
+        lead = self._lead(shard, images.start)
+        tallies = [lead.tally]
+        pool = [Found(self.entrants[0].label, torch.arange(len(shard.x), device=shard.x.device), lead.points)]
+        for entrant in self.entrants[1:]:
+            tally = Tally(entrant.label, entrant.classifier, shard)
+            with tally.timed():
+                self._judge(tally, entrant, lead, pool, shard)
+            tallies.append(tally)
+            pool.append(tally.found())
+        for place, tally in enumerate(tallies):
+            with tally.timed():
+                for found in pool[place + 1 :]:
+                    tally.attempt(found)
+        return {tally.label: tally.record() for tally in tallies}
+
+    def clean(self, images: range) -> dict[str, list[bool]]:
+        """For each entrant, by label, which of these images it gets right."""
+        shard = load(self.data, images, self.device)
+        return {entrant.label: _right(entrant.classifier, shard) for entrant in self.entrants}
+
+    def _lead(self, shard: Shard, first: int) -> Lead:
+        if self.leads is not None and first in self.leads:
+            kept = self.leads[first]
+            return Lead(kept.tally.fresh(), kept.points, kept.gap, kept.gap_at_points)
+        entrant = self.entrants[0]
+        tally = Tally(entrant.label, entrant.classifier, shard)
+        with tally.timed():
+            closest = self._assault(tally, entrant, tally.stands.nonzero().squeeze(1), shard)
+            at_points = tally.gap_at(tally.points)
+        lead = Lead(tally, tally.points.clone(), -closest, at_points)
+        if self.leads is not None:
+            self.leads[first] = Lead(tally.fresh(), lead.points, lead.gap, lead.gap_at_points)
+        return lead
+
+    def _judge(self, tally: Tally, entrant: Entrant, lead: Lead, pool: list[Found], shard: Shard) -> None:
+        """The four steps for one entrant."""
+        gap = tally.attempt(pool[0])
+        for found in pool[1:]:
+            tally.attempt(found)
+        expected = lead.gap + gap - lead.gap_at_points
+        far = lead.tally.stood & (expected > (torch.inf if self.near is None else self.near) * tally.clean_gap)
+        drawn = rng.uniform(self.seed, shard.ids, stream="search-audit", shape=(1,)).squeeze(1) < self.audit
+        checked = tally.stands & far & drawn
+        self._assault(tally, entrant, (tally.stands & (~far | drawn)).nonzero().squeeze(1), shard)
+        tally.checked, tally.failed = int(checked.sum()), int((checked & ~tally.stands).sum())
+        tally.spared = tally.stands & far & ~drawn
+
+    def _assault(self, tally: Tally, entrant: Entrant, at: Tensor, shard: Shard) -> Tensor:
+        """Attack these images through each view in turn; the largest margin (N,) that any point reached."""
+        closest = torch.full_like(tally.clean_gap, -torch.inf)
+        tally.attacked += len(at)
+        for number, view in enumerate(entrant.views.values()):
+            at = at[tally.stands[at]]
+            if len(at) == 0:
+                break
+            # Another seed for each view: a second look from the same starts would see less.
+            result = self.attack.run(
+                view,
+                shard.x[at],
+                shard.y[at],
+                threat=self.threat,
+                seed=self.seed + number,
+                sample_ids=shard.ids[at],
+            )
+            closest[at] = torch.maximum(closest[at], result.closest)
+            tally.take(at, result, confirm=number > 0)
+        return closest
+
+
+def load(data: ImageData, images: range, device: torch.device | None) -> Shard:
+    """These images and labels, checked, on the device, with their positions as ids."""
+    x, y = data.batch(list(images))
+    check_images(x, first=images.start)
+    x, y = (tensor if device is None else tensor.to(device) for tensor in (x, y))
+    return Shard(x, y, torch.tensor(list(images), device=x.device))
+
+
+@torch.no_grad()
+def _right(classifier: Classifier, shard: Shard) -> list[bool]:
+    return (logits_of(classifier, shard.x, shard.y).argmax(dim=1) == shard.y).tolist()

@@ -1,0 +1,231 @@
+"""The search for the ratio c_r: clean accuracy first, then robust accuracy of the best and its neighbours."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks import Attack
+from lipforge.attacks.trial import ROBUST
+from lipforge.batching import ImageData
+from lipforge.errors import InputError
+from lipforge.evaluation.compare import paired
+from lipforge.evaluation.contest import Contest, Entrant
+from lipforge.evaluation.identity import attack_text, data_identity, model_identity
+from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.scores import (
+    RatioScore,
+    SearchResult,
+    Setting,
+    best_of,
+    choose,
+    clean_score,
+    doubts,
+    label_of,
+    robust_fields,
+)
+from lipforge.ranks import is_first
+from lipforge.runs import Compute, RunDir, open_task, work
+from lipforge.runs.environment import lipforge_version
+from lipforge.types import Classifier, Threat
+
+RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
+HOPELESS = 0.01
+"""A ratio is dropped after a round if it lost images to the best one and McNemar's exact p-value is below this."""
+
+Views = Callable[[Setting], Mapping[str, Classifier]]
+"""The classifiers to attack at a setting; the first is the one that counts. All settings get the same number."""
+
+
+def search_ratio(
+    views: Views,
+    data: ImageData | tuple[Tensor, Tensor],
+    attack: Attack,
+    threat: Threat,
+    *,
+    metric: str,
+    ratios: Sequence[float] = RATIOS,
+    groups: Sequence[str] = (),
+    near: float | None = 0.1,
+    audit: float = 0.03,
+    run: RunDir | None = None,
+    seed: int = 0,
+    shard_size: int = 100,
+    rounds: int = 4,
+    device: torch.device | None = None,
+    show: bool | None = None,
+) -> SearchResult:
+    """The ratio that keeps most images of `data`, among the one with the best clean accuracy and its neighbours.
+
+    Images are worked on in `rounds`; after each, a ratio that is significantly worse than the best is dropped. With
+    `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
+    that group alone and kept if more images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`;
+    without `near` every image of every ratio is attacked in full.
+    """
+    candidates = _candidates(ratios)
+    if (near is not None and not near > 0) or not 0 <= audit <= 1:
+        raise InputError(f"near must be above 0 (or None) and audit lie in [0, 1], got {near} and {audit}")
+    if shard_size < 1 or rounds < 1:
+        raise InputError(f"shard_size and rounds must be at least 1, got {shard_size} and {rounds}")
+    contest = Contest((), as_data(data), attack, threat, seed, near, audit, device, {} if groups else None)
+    search = _Search(views, contest, run, shard_size, rounds, show)
+    clean = search.clean([0.0, *candidates])
+    picked = neighbourhood(clean[1:])
+    scores = search.robust([clean[0], *picked])
+    scores += [score for score in clean[1:] if score not in picked]
+    if groups:
+        scores = search.refine(scores, groups, (0.0, *candidates))
+    result = search.result([scores[0], *sorted(scores[1:], key=_by_ratio)], metric)
+    if run is not None and is_first():
+        run.write_result("search", result)
+    return result
+
+
+def neighbourhood(scores: Sequence[RatioScore]) -> list[RatioScore]:
+    """Of scores in the order of their ratios, the best clean one first, then its neighbours."""
+    best = max(range(len(scores)), key=lambda place: (scores[place].clean_accuracy, -place))
+    return [scores[place] for place in (best, best - 1, best + 1) if 0 <= place < len(scores)]
+
+
+@dataclass(frozen=True)
+class _Search:
+    """The stages of a search, each a piece of work that a run directory can keep."""
+
+    views: Views
+    contest: Contest
+    run: RunDir | None
+    shard_size: int
+    rounds: int
+    show: bool | None
+    made: dict[str, Entrant] = field(default_factory=dict)
+
+    def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
+        """The clean accuracy of each setting."""
+        contest = self._between(settings)
+        shards = self._work(name, contest, contest.clean, range(len(contest.data)))
+        return [
+            clean_score(setting, [right for shard in shards for right in shard[label_of(setting)]])
+            for setting in settings
+        ]
+
+    def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
+        """The same scores, attacked; the first is the base, and the others are dropped when they are hopeless."""
+        shards: dict[str, list[dict[str, Any]]] = {score.label: [] for score in scores}
+        alive = list(scores)
+        for number, images in enumerate(self._blocks()):
+            contest = self._between([score.ratio for score in alive])
+            for shard in self._work(f"{name}-{number + 1}", contest, contest.shard, images):
+                for label, record in shard.items():
+                    shards[label].append(record)
+            alive = _hopeful(alive, shards)
+        base = _stands(shards[scores[0].label])
+        return [self._scored(score, shards[score.label], base) for score in scores]
+
+    def refine(self, scores: list[RatioScore], groups: Sequence[str], options: Sequence[float]) -> list[RatioScore]:
+        """Those scores and one for every mapping of groups to ratios that was tried, coordinate by coordinate."""
+        start = best_of(scores).ratio
+        assert not isinstance(start, Mapping)
+        current: dict[str, float] = dict.fromkeys(groups, start)
+        found = list(scores)
+        for number, group in enumerate(groups):
+            others = [{**current, group: ratio} for ratio in options if ratio != current[group]]
+            trials = [trial for trial in others if any(trial.values())]
+            name = f"search-group-{number + 1}"
+            found += self.robust([scores[0], *self.clean(trials, f"{name}-clean")], name)[1:]
+            best = best_of(found).ratio
+            current = dict(best) if isinstance(best, Mapping) else dict.fromkeys(groups, best)
+        return found
+
+    def result(self, scores: Sequence[RatioScore], metric: str) -> SearchResult:
+        """All of it, with the choice."""
+        contest = self.contest
+        chosen, reason = choose(scores)
+        return SearchResult(
+            chosen=chosen,
+            reason=reason,
+            scores=tuple(scores),
+            metric=metric,
+            attack=attack_text(contest.attack),
+            threat=str(contest.threat),
+            norm=contest.threat.norm,
+            eps=contest.threat.eps,
+            data=contest.data.name,
+            seed=contest.seed,
+            count=len(contest.data),
+            near=contest.near,
+            audit=contest.audit,
+            forwards=sum(score.forwards for score in scores),
+            backwards=sum(score.backwards for score in scores),
+            seconds=sum(score.seconds for score in scores),
+            notes=tuple(doubts(scores)),
+        )
+
+    def _between(self, settings: Sequence[Setting]) -> Contest:
+        for one in settings:
+            self.made.setdefault(label_of(one), Entrant(label_of(one), self.views(one)))
+        return replace(self.contest, entrants=tuple(self.made[label_of(one)] for one in settings))
+
+    def _blocks(self) -> list[range]:
+        """The images of each round: whole shards, about as many each."""
+        count = len(self.contest.data)
+        size = -(-count // (self.rounds * self.shard_size)) * self.shard_size
+        return [range(first, min(first + size, count)) for first in range(0, count, size)]
+
+    def _work(self, name: str, contest: Contest, compute: Compute, images: range) -> list[dict[str, Any]]:
+        """The shards of these images."""
+        config = {
+            "lipforge": lipforge_version(),
+            "entrants": {entrant.label: self._identity(entrant) for entrant in contest.entrants},
+            "data": data_identity(contest.data),
+            "attack": attack_text(contest.attack),
+            "threat": {"norm": contest.threat.norm, "eps": contest.threat.eps},
+            "seed": contest.seed,
+            "near": contest.near,
+            "audit": contest.audit,
+            "first": images.start,
+        }
+        task = open_task(self.run, name, config, len(images), self.shard_size)
+
+        def moved(part: range) -> Mapping[str, Any]:
+            return compute(range(images.start + part.start, images.start + part.stop))
+
+        return work(task, moved, name, show=self.show)
+
+    def _identity(self, entrant: Entrant) -> dict[str, Any]:
+        return {"views": list(entrant.views), **model_identity(entrant.classifier)}
+
+    def _scored(self, score: RatioScore, shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> RatioScore:
+        measured = replace(score, **robust_fields(shards, base))
+        if not score.ratio:
+            return replace(measured, against_base=None)
+        return replace(measured, status="attacked" if measured.count == len(self.contest.data) else "stopped")
+
+
+def _candidates(ratios: Sequence[float]) -> list[float]:
+    """The ratios in order, each once; 0 is the base, which is always there."""
+    found = sorted({float(ratio) for ratio in ratios if ratio != 0})
+    if not found or not 0 < found[0] <= found[-1] <= 1:
+        raise InputError(f"ratios must be numbers in (0, 1], at least one, got {list(ratios)}")
+    return found
+
+
+def _hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[RatioScore]:
+    """The scores that go on: the base, the best ratio so far, and all that chance may have put behind it."""
+    stands = {score.label: _stands(shards[score.label]) for score in scores}
+    best = max(scores[1:], key=lambda score: sum(stands[score.label]))
+    return [
+        score
+        for score in scores
+        if score in (scores[0], best) or paired(stands[best.label], stands[score.label]).p_value >= HOPELESS
+    ]
+
+
+def _stands(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
+    return [word == ROBUST for shard in shards for word in shard["outcome"]]
+
+
+def _by_ratio(score: RatioScore) -> tuple[bool, float]:
+    """Single ratios from small to large, then the mappings in the order they were tried."""
+    return isinstance(score.ratio, Mapping), 0.0 if isinstance(score.ratio, Mapping) else score.ratio

@@ -1,0 +1,126 @@
+"""What became of one shard's images on one classifier, while a contest goes on."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks.losses import margin
+from lipforge.attacks.queries import logits_of
+from lipforge.attacks.trial import MISCLASSIFIED, ROBUST, AttackResult
+from lipforge.types import Classifier
+
+
+class Shard(NamedTuple):
+    """Images (N, C, H, W), labels (N,) and their positions (N,) in the data."""
+
+    x: Tensor
+    y: Tensor
+    ids: Tensor
+
+
+class Found(NamedTuple):
+    """Points worth trying on other classifiers, for the images at these positions of the shard."""
+
+    label: str
+    at: Tensor
+    points: Tensor
+
+
+class Tally:
+    """Who stands, what fooled the others, and what it cost; the clean images are looked at on creation."""
+
+    def __init__(self, label: str, classifier: Classifier, shard: Shard) -> None:
+        self.label, self.classifier, self.shard = label, classifier, shard
+        self.points = shard.x.clone()
+        self.forwards = self.backwards = self.attacked = self.tried = self.checked = self.failed = 0
+        self.seconds = 0.0
+        self.notes: list[str] = []
+        logits = self._logits(shard.x, shard.y)
+        self.clean_gap = -margin(logits, shard.y)
+        self.stands = logits.argmax(dim=1) == shard.y
+        self.outcome = [ROBUST if right else MISCLASSIFIED for right in self.stands.tolist()]
+        self.spared = torch.zeros_like(self.stands)
+        self.own = torch.zeros_like(self.stands)
+
+    @property
+    def stood(self) -> Tensor:
+        """Which images (N,) no attack on this classifier itself has fooled, and which were right at all."""
+        return torch.tensor([word != MISCLASSIFIED for word in self.outcome], device=self.own.device) & ~self.own
+
+    def attempt(self, found: Found) -> Tensor:
+        """Try points on the images that stand; the gap (N,) at the points, infinite where none was tried."""
+        gap = torch.full_like(self.clean_gap, torch.inf)
+        kept = self.stands[found.at]
+        at, points = found.at[kept], found.points[kept]
+        if len(at) == 0:
+            return gap
+        logits = self._logits(points, self.shard.y[at])
+        gap[at] = -margin(logits, self.shard.y[at])
+        fell = logits.argmax(dim=1) != self.shard.y[at]
+        self._fall(at[fell], points[fell], [f"found on {found.label}"] * int(fell.sum()))
+        self.tried += int(fell.sum())
+        return gap
+
+    def gap_at(self, points: Tensor) -> Tensor:
+        """z_y minus the largest other logit (N,) at one point per image."""
+        return -margin(self._logits(points, self.shard.y), self.shard.y)
+
+    def take(self, at: Tensor, result: AttackResult, *, confirm: bool) -> None:
+        """Enter what an attack did to these images; `confirm` its successes here, if it was run on another view."""
+        self.forwards += int(result.forwards.sum())
+        self.backwards += int(result.backwards.sum())
+        self.notes += result.notes
+        self.points[at] = result.images
+        fell = result.fooled.clone()
+        if confirm and fell.any():
+            logits = self._logits(result.images[fell], self.shard.y[at[fell]])
+            fell[fell.clone()] = logits.argmax(dim=1) != self.shard.y[at[fell]]
+        words = [word for word, fallen in zip(result.outcome, fell.tolist(), strict=True) if fallen]
+        self.own[at[fell]] = True
+        self._fall(at[fell], result.images[fell], words)
+
+    def found(self) -> Found:
+        """The points that an attack on this classifier itself found."""
+        at = self.own.nonzero().squeeze(1)
+        return Found(self.label, at, self.points[at])
+
+    def fresh(self) -> "Tally":
+        """A copy whose passes start from 0, for a contest that comes later."""
+        copy = object.__new__(Tally)
+        copy.__dict__.update(vars(self), points=self.points.clone(), stands=self.stands.clone())
+        copy.outcome, copy.notes = list(self.outcome), list(self.notes)
+        copy.forwards = copy.backwards = copy.tried = 0
+        copy.seconds = 0.0
+        return copy
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Count the time of what happens inside."""
+        started = time.perf_counter()
+        yield
+        self.seconds += time.perf_counter() - started
+
+    def record(self) -> dict[str, Any]:
+        """All of it, ready for JSON."""
+        counts = ("attacked", "tried", "checked", "failed", "forwards", "backwards", "seconds")
+        return {
+            "outcome": self.outcome,
+            "spared": int((self.spared & self.stands).sum()),
+            "notes": self.notes,
+            **{name: getattr(self, name) for name in counts},
+        }
+
+    def _fall(self, at: Tensor, points: Tensor, words: list[str]) -> None:
+        self.stands[at] = False
+        self.points[at] = points
+        for position, word in zip(at.tolist(), words, strict=True):
+            self.outcome[position] = word
+
+    @torch.no_grad()
+    def _logits(self, x: Tensor, y: Tensor) -> Tensor:
+        self.forwards += len(x)
+        return logits_of(self.classifier, x, y)
