@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lipforge.errors import InputError
+from lipforge.records import to_plain
 from lipforge.reports import ReportWarning, build_report, write_report
 from lipforge.runs import RunDir
 from tests.reports.made import analysis, audit, certificate, full_run, robust, sweep, write_plain
@@ -68,18 +69,18 @@ def test_unknown_kinds_are_listed_and_do_not_break_the_page(tmp_path):
 
 def test_damage_is_named_in_the_page_and_in_a_warning_and_the_rest_is_shown(tmp_path):
     full_run(tmp_path / "run")
-    (tmp_path / "run/results/audit.json").write_text('{"kind": "audit"')
-    values = analysis()
+    (tmp_path / "run/results/audit__linf-8over255.json").write_text('{"kind": "audit"')
+    values = to_plain(analysis())
     values["layers"][3]["threshold"] = "much"
     write_plain(tmp_path / "run", "analysis", "analysis", values)
     with pytest.warns(ReportWarning) as caught:
         page = write_report(tmp_path / "run").read_text()
     said = [str(warning.message) for warning in caught]
     assert len(said) == 2
-    assert any("results/audit.json is not valid JSON" in text for text in said)
+    assert any("results/audit__linf-8over255.json is not valid JSON" in text for text in said)
     assert any("results/analysis.json, 'layers' 3: 'threshold' must be a number, got 'much'" in text for text in said)
     assert "Files that could not be used" in page
-    assert "audit.json" in page
+    assert "audit__linf-8over255.json" in page
     assert names_of(page) == [f"run-1-{name}" for name in ALL if name not in ("audit", "layers")]
 
 
@@ -103,7 +104,7 @@ def test_names_from_the_json_cannot_become_markup(tmp_path):
         "notes": (HOSTILE,),
     }
     run.write_result("a", replace(robust("base", (52, 16, 1, 0), 64), **evil))
-    values = json.loads(json.dumps(audit()).replace("cifar10-resnet", HOSTILE.replace('"', '\\"')))
+    values = json.loads(json.dumps(to_plain(audit())).replace("cifar10-resnet", HOSTILE.replace('"', '\\"')))
     write_plain(tmp_path / "run", "audit", "audit", {**values, "sentence": HOSTILE, "doubts": [HOSTILE]})
     write_plain(tmp_path / "run", "c", "certify", certificate(HOSTILE, (3, 2)))
     (tmp_path / "run/environment.json").write_text(
@@ -159,7 +160,8 @@ def test_gained_and_lost_are_counted_on_the_same_images(tmp_path):
 
 def test_sweeps_over_eps_have_a_panel_per_attack(tmp_path):
     write_plain(tmp_path, "sweep", "sweep", sweep())
-    (figure,) = build_report(tmp_path).sections[0].blocks
+    figure, notes = build_report(tmp_path).sections[0].blocks
+    assert len(notes.items) == 1
     assert [chart.title for chart in figure.charts] == ["fgsm", "pgd", "cw"]
     assert figure.legend == (("base", "base"), ("forged", "forged"))
 

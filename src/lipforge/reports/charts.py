@@ -36,13 +36,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """Points joined by a line, in the colour of a role."""
+    """Points in the colour of a role, by default joined by a line."""
 
     name: str
     role: str
     points: tuple[Point, ...]
     dashed: bool = False
-    dots: bool = True
+    joined: bool = True
 
 
 @dataclass(frozen=True)
@@ -80,11 +80,10 @@ class Lines:
         parts = [*self._grid(across, up, domain, (left, right, top, bottom))]
         if self.level is not None:
             parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
-        for series in self.series:
-            parts.append(_path(series, across, up))
+        parts += [_path(series, across, up) for series in self.series if series.joined]
         shift = _shifts(len(self.series), width / max(1, max(len(s.points) for s in self.series)))
         for series, offset in zip(self.series, shift, strict=True):
-            parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points if series.dots]
+            parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points]
         return canvas(width, self.height, self.alt, parts)
 
     def _grid(

@@ -32,13 +32,13 @@ def ratio_text(ratio: float) -> str:
 
 
 def eps_text(eps: float) -> str:
-    """A radius in 255ths where it is a whole number of them.
+    """A radius in 255ths where it is a whole number of them, to within the rounding of float32.
 
     >>> eps_text(8 / 255), eps_text(0.5)
     ('8/255', '0.5')
     """
     steps = eps * 255
-    return f"{steps:.0f}/255" if 0 < steps < 255 and abs(steps - round(steps)) < 1e-6 else f"{eps:g}"
+    return f"{steps:.0f}/255" if 0 < steps < 255 and abs(steps - round(steps)) < 1e-4 else f"{eps:g}"
 
 
 def duration(seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Where the numbers come from: commands, configurations, versions, files."""
 
 import json
+import shlex
 from typing import Any
 
 from lipforge.reports.blocks import Block, Code, Grid, Prose, Section
@@ -43,10 +44,10 @@ def _commands(run: Run) -> Block:
 
 def _command(result: Robust, run: Run) -> str:
     norm, _, eps = result.threat.partition(" ")
-    words = ["lipforge", "evaluate", result.model or "MODEL", "--data", result.data.split(" ")[0] or "DATA", "--attack",
-             result.attack, "--norm", norm, "--eps", eps, "--limit", str(result.count), "--seed", str(result.seed),
-             "--run", run.name]  # fmt: skip
-    return " ".join(word if word and not set(word) & set(" ()[]'\"$;&|<>") else f"'{word}'" for word in words)
+    words = ["lipforge", "evaluate", result.model or "MODEL", "--data", result.data.split(" ")[0] or "DATA"]
+    words += ["--attack", result.attack, "--norm", norm, "--eps", eps, "--limit", str(result.count)]
+    words += ["--attack-seed", str(result.seed), "--run", run.name]
+    return shlex.join(words)
 
 
 def _sessions(run: Run) -> list[dict[str, Any]]:

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lipforge.reports.blocks import Block, Figure, Grid, Section
+from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Axis, Lines, Point, Series
 from lipforge.reports.parsed import is_base, roles
 from lipforge.reports.read import Fields, Run
 from lipforge.reports.sections.accuracy import percent_tick
-from lipforge.reports.tables import Column, Share, Table
+from lipforge.reports.tables import Cell, Column, Share, Table
 from lipforge.reports.text import eps_text, percent
 
 
@@ -24,15 +24,25 @@ class Dose:
     share: Share
 
 
+@dataclass(frozen=True)
+class Sweep:
+    """All doses of a sweep, and the reasons to doubt them."""
+
+    doses: tuple[Dose, ...]
+    notes: tuple[str, ...]
+
+
 def sweeps(run: Run) -> Section | None:
     """A panel per attack: base and forged over eps. Transfer is a table below."""
-    doses = [dose for sweep in run.parsed("sweep", parse_sweep) for dose in sweep]
+    found = run.parsed("sweep", parse_sweep)
+    doses = [dose for sweep in found for dose in sweep.doses]
     blocks: list[Block] = [_figure(doses)] if doses else []
-    if transfers := [row for rows in run.parsed("transfer", parse_transfer) for row in rows]:
-        columns = (Column("made for"), Column("tried on"), Column("attack"), Column("threat"), Column("n", "count"),
-                   Column("robust", "share"))  # fmt: skip
-        blocks.append(Grid(Table("transfer", "Transfer: images made for one model, tried on another", columns,
-                                 tuple(transfers))))  # fmt: skip
+    if notes := tuple(note for sweep in found for note in sweep.notes):
+        blocks.append(Prose("Reasons to doubt these numbers:", notes))
+    if transfers := run.parsed("transfer", parse_transfer):
+        blocks.append(
+            Grid(Table("transfer", "Images made for one model, tried on another", TRANSFER, tuple(transfers)))
+        )
     lead = (
         "Without masked gradients accuracy falls to 0 as eps grows, iterative attacks leave less than one-step ones, "
         "and images made for another model leave more than those made for the model itself."
@@ -82,23 +92,39 @@ def _tip(dose: Dose) -> str:
     return f"{what}: {percent(dose.share.value)} %{inner}, n = {dose.count:,}"
 
 
-def parse_sweep(fields: Fields) -> list[Dose]:
+def parse_sweep(fields: Fields) -> Sweep:
     """A sweep from its JSON."""
-    return [
+    doses = [
         Dose(
-            label=point.text("label", fields.text("label", "model")),
-            attack=point.text("attack"),
-            eps=point.number("eps"),
-            count=point.whole("count"),
-            share=Share(point.number("robust_accuracy"), point.interval("interval")),
+            label=row.text("label"),
+            attack=row.text("attack"),
+            eps=row.number("eps"),
+            count=row.whole("count"),
+            share=Share(row.number("robust_accuracy"), row.interval("interval")),
         )
-        for point in fields.each("points")
+        for row in fields.each("rows")
     ]
+    return Sweep(tuple(doses), fields.texts("notes"))
 
 
-def parse_transfer(fields: Fields) -> list[tuple[str, str, str, str, int, Share]]:
-    """A transfer from its JSON."""
-    return [(
-        fields.text("source"), fields.text("target"), fields.text("attack"), fields.text("threat"),
-        fields.whole("count"), Share(fields.number("robust_accuracy"), fields.interval("interval")),
-    )]  # fmt: skip
+TRANSFER = (
+    Column("made for"),
+    Column("tried on"),
+    Column("attack"),
+    Column("threat"),
+    Column("n", "count"),
+    Column("robust", "share"),
+    Column("fooled the first", "count"),
+    Column("fooled both", "count"),
+)
+
+
+def parse_transfer(fields: Fields) -> tuple[Cell, ...]:
+    """A transfer from its JSON, as a row of the table."""
+    return (
+        *(fields.text(name) for name in ("source", "target", "attack", "threat")),
+        fields.whole("count"),
+        Share(fields.number("robust_accuracy"), fields.interval("interval")),
+        fields.optional("shared"),
+        fields.optional("transferred"),
+    )

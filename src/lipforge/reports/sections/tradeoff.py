@@ -16,12 +16,16 @@ LONG = 7
 
 @dataclass(frozen=True)
 class Score:
-    """One setting; a measure that was not taken is missing from `shares`. `counts` are further columns."""
+    """One setting; a measure that was not taken is missing from `shares`. `counts` are further columns.
+
+    A `grouped` setting has a ratio per group of sites, so it has no place among the rising ratios.
+    """
 
     label: str
     base: bool
     chosen: bool
     shares: dict[str, Share]
+    grouped: bool = False
     counts: tuple[Cell, ...] = ()
 
 
@@ -64,7 +68,8 @@ def _panel(scores: Sequence[Score], name: str) -> Lines:
         for at, (_, score) in enumerate(taken)
     ]
     base = [point for point, (_, score) in zip(points, taken, strict=True) if score.base]
-    forged = [point for point, (_, score) in zip(points, taken, strict=True) if not score.base]
+    forged = [point for point, (_, score) in zip(points, taken, strict=True) if not score.base and not score.grouped]
+    grouped = [point for point, (_, score) in zip(points, taken, strict=True) if score.grouped]
     values = [value for point in points for value in (point.y, *(point.interval or ()))]
     air = max(0.1 * (max(values) - min(values)), 0.02)
     marks = tuple((float(at), _mark(place, score)) for at, (place, score) in enumerate(taken))
@@ -74,7 +79,11 @@ def _panel(scores: Sequence[Score], name: str) -> Lines:
         alt=f"{name} over the ratio: {said}.",
         x=Axis("ratio c_r" + star, (-0.5, len(taken) - 0.5), marks=marks),
         y=Axis("%", (max(min(values) - air, 0.0), min(max(values) + air, 1.0)), percent_tick),
-        series=tuple(Series(role, role, tuple(some)) for role, some in (("base", base), ("forged", forged)) if some),
+        series=tuple(
+            Series(role, role, tuple(some), joined=joined)
+            for role, some, joined in (("base", base, True), ("forged", forged, True), ("forged", grouped, False))
+            if some
+        ),
         height=250.0,
         title=name,
         level=base[0].y if base else None,
@@ -119,8 +128,10 @@ def _score(row: Fields, chosen: object) -> Score:
     paired = row.inner("against_base") if row.has("against_base") else None
     changes = (paired.whole("gained"), paired.whole("lost")) if paired else (None, None)
     # A ratio per group of sites is an object; its label says it in words.
-    label = row.text("label") if isinstance(ratio, dict) else row.text("label", _named(row.number("ratio")))
-    return Score(label, not ratio, ratio == chosen, shares, (row.text("status", ""), row.optional("count"), *changes))
+    grouped = isinstance(ratio, dict)
+    label = row.text("label") if grouped else row.text("label", _named(row.number("ratio")))
+    counts = (row.text("status", ""), row.optional("count"), *changes)
+    return Score(label, not ratio, ratio == chosen, shares, grouped, counts)
 
 
 def parse_demo(fields: Fields) -> Tradeoff:
