@@ -9,7 +9,7 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import analyse, audit, certify, data, demo, forge, sites, train
+from lipforge.cli import analyse, audit, certify, data, demo, evaluate, forge, sites, train
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -30,6 +30,7 @@ app.command("demo")(demo.demo)
 app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
 app.command("audit")(audit.audit_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.command("train")(train.train_command)
 app.command("certify")(certify.certify)
 app.command("analyse")(analyse.analyse)
