@@ -17,6 +17,7 @@ ALLOWED = {
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "reports": GROUND | {"reports"},
     "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
     "paper": GROUND | {"paper"},
 }

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from lipforge.attacks import PGD, Attack
 from lipforge.errors import InputError, RunError
-from lipforge.evaluation.contest import Contest, Entrant, load
+from lipforge.evaluation.contest import Contest, Entrant
 from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.scores import RatioScore, SearchResult, best_of, choose, clean_score, label_of, robust_fields
 from lipforge.evaluation.search import neighbourhood, search_ratio
-from lipforge.evaluation.tally import Found, Tally
+from lipforge.evaluation.tally import Found, Tally, load
 from lipforge.records import to_json
 from lipforge.runs import RunDir, record
 from lipforge.types import Threat

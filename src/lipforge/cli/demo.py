@@ -1,4 +1,4 @@
-"""`lipforge demo`: forge the bundled robust model on real images, attack it, and say what is true."""
+"""`lipforge demo`: forge the bundled robust model on real images, attack it, audit it, and write the report."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,49 +6,73 @@ from typing import Annotated
 
 import torch
 import typer
-from torch import Tensor, nn
+from safetensors.torch import load_file
+from torch import nn
 
-from lipforge.attacks import PGD
-from lipforge.batching import batches
+from lipforge.analysis import analyse
+from lipforge.attacks import autoattack
+from lipforge.audit import audit
+from lipforge.certify import certify
 from lipforge.cli import options
-from lipforge.cli.output import note, notes, print_json, ratio_text, results, table
+from lipforge.cli.output import note, notes, print_json, results, table
 from lipforge.data import View, load_data, split, take
 from lipforge.errors import DataError
-from lipforge.evaluation import clean_accuracy, clopper_pearson
-from lipforge.forge import forge_, forged, plain, save_recipe, set_ratio_, straight_through
+from lipforge.evaluation import RobustResult, clopper_pearson, evaluate
+from lipforge.evaluation.compare import Comparison, compare
+from lipforge.evaluation.identity import attack_text, task_name
+from lipforge.evaluation.results import share_text
+from lipforge.evaluation.scores import SearchResult
+from lipforge.forge import forge_, forged, plain, save_recipe, set_ratio_
 from lipforge.models import load_model
-from lipforge.progress import progress
-from lipforge.records import write_json
-from lipforge.types import Threat
+from lipforge.reports import make_gallery, write_report
+from lipforge.runs import RunDir, record
+from lipforge.searching import choose_ratio
+from lipforge.types import Threat, ratio_text
 
-RATIOS = (2**-8, 2**-7, 2**-6, 2**-5)
+THREAT = Threat("linf", "8/255")
+ATTACK = autoattack("fast")
+ATTACK_TEXT = attack_text(ATTACK)
+SIGMA = 0.12
 HEADLINE = 2**-7
+CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+STEPS = 7
 
 
 @dataclass(frozen=True)
-class Row:
-    """One line of the demo's table: shares of the test images that are classified correctly."""
+class Sizes:
+    """How many images each step takes, and how many noisy copies of each a certificate takes."""
 
-    ratio: float
-    clean: float
-    plain_attack: float
-    adaptive_attack: float
-    union: float
-    gained: int
-    lost: int
+    calibration: int = 5000
+    validation: int = 200
+    test: int = 200
+    certified: int = 20
+    draws: int = 1000
+    analysed: int = 32
+
+
+SMALL, FULL = Sizes(), Sizes(validation=1000, test=1000, certified=100, draws=10_000, analysed=128)
 
 
 @dataclass(frozen=True)
 class Demo:
-    """What the demo measured; `rows[0]` is the base model."""
+    """What the demo found; the rest is in the results beside it."""
 
     model: str
     data: str
     threat: str
     attack: str
-    clean_count: int
-    attack_count: int
-    rows: tuple[Row, ...]
+    sites: int
+    calibrated_on: int
+    ratio: float
+    reason: str
+    count: int
+    clean_base: float
+    clean_forged: float
+    base: float
+    forged: float
+    difference: Comparison
+    verdict: str
+    sentence: str
 
 
 def demo(
@@ -56,135 +80,139 @@ def demo(
         "cifar10-resnet"
     ),
     weights: options.Weights = None,
-    out: Annotated[str, typer.Option(help="Where to write the recipe and the summary.")] = "runs/demo",
-    count: Annotated[int, typer.Option(help="How many test images to attack.")] = 200,
+    out: Annotated[str, typer.Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
+    count: Annotated[int | None, typer.Option(help="How many test images to attack.")] = None,
+    full: Annotated[bool, typer.Option("--full", help="Larger samples: 1,000 images instead of 200.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Forge a robust CIFAR-10 model with 5,000 training images, attack it, and say whether it got more robust.
+    """Forge a robust CIFAR-10 model, search its ratio, attack it, audit it, certify it, and write the report.
 
-    [bold]Example[/]: lipforge demo --count 500
+    [bold]Example[/]: lipforge demo --full --out runs/demo-full
     """
+    sizes = FULL if full else SMALL
     classifier = load_model(model, weights)
-    calibration, test = _images()
-    notes.print(f"1/3  calibrating {model} on {len(calibration):,} training images, one pass, no gradients")
-    recipe = forge_(classifier, calibration, ratio=HEADLINE)
-    notes.print(f"     {len(recipe.sites)} sites: {next(iter(recipe.sites))} .. {list(recipe.sites)[-1]}")
-    save_recipe(Path(out) / "recipe.json", classifier)
-    notes.print(f"2/3  accuracy on {len(test):,} clean test images, and on {min(count, len(test))} under attack")
-    result = _measure(classifier, model, test, take(test, count))
-    write_json(Path(out) / "demo.json", result)
-    notes.print("3/3  done")
+    calibration, validation, test = _images(sizes, count)
+    run = RunDir.open(out)
+    result = _run(classifier, model, calibration, validation, test, run, sizes)
+    run.write_result("demo", result)
+    _say(7, "writing the report")
+    report = write_report(run.path)
     if json:
-        print_json(result)
+        print_json({**record(result), "report": report})
         return
-    _show(result)
-    results.print(f"\nwrote {Path(out) / 'recipe.json'} and {Path(out) / 'demo.json'}", soft_wrap=True)
+    _show(result, report)
 
 
-def _images() -> tuple[View, View]:
+def _images(sizes: Sizes, count: int | None) -> tuple[View, View, View]:
     try:
-        calibration, _, test = split(load_data("cifar10"), calibration=5000, validation=0)
-        return calibration, take(test, 2000)
+        parts = split(load_data("cifar10"), calibration=sizes.calibration, validation=sizes.validation)
     except DataError as error:
-        note(f"CIFAR-10 cannot be had here, so the demo uses the 1,000 images it ships with. {error}")
-        calibration, _, test = split(load_data("cifar10-sample"), calibration=500, validation=0)
-        return calibration, test
+        note(f"CIFAR-10 cannot be had here, so the demo uses the 1,000 real images it ships with. {error}")
+        parts = split(load_data("cifar10-sample"), calibration=300, validation=min(200, sizes.validation))
+    calibration, validation, test = parts
+    return calibration, validation, take(test, min(count or sizes.test, len(test)))
 
 
-def _measure(model: nn.Module, name: str, test: View, attacked: View) -> Demo:
-    threat, attack = Threat("linf", "8/255"), PGD(steps=20, loss="margin")
-    base, images = plain(model), _tensors(attacked)
-    first, second = (_standing(base, images, attack, threat, seed, "base model") for seed in (0, 1))
-    robust = first & second
-    share = 1 / len(robust)
-    clean = clean_accuracy(base, test).accuracy
-    rows = [Row(0.0, clean, share * int(first.sum()), share * int(second.sum()), share * int(robust.sum()), 0, 0)]
-    for ratio in RATIOS:
-        set_ratio_(model, ratio)
-        label = f"forged, ratio {ratio_text(ratio)}"
-        direct = _standing(forged(model), images, attack, threat, 0, label)
-        adaptive = _standing(straight_through(model), images, attack, threat, 1, f"{label}, adaptive")
-        union = direct & adaptive
-        row = Row(
-            ratio=ratio,
-            clean=clean_accuracy(forged(model), test).accuracy,
-            plain_attack=share * int(direct.sum()),
-            adaptive_attack=share * int(adaptive.sum()),
-            union=share * int(union.sum()),
-            gained=int((union & ~robust).sum()),
-            lost=int((robust & ~union).sum()),
-        )
-        rows.append(row)
-        notes.print(f"     {label}: plain {100 * row.plain_attack:.1f} %, adaptive {100 * row.adaptive_attack:.1f} %")
-    set_ratio_(model, HEADLINE)
-    return Demo(name, test.name, str(threat), str(attack), len(test), len(robust), tuple(rows))
+def _run(
+    model: nn.Module, name: str, calibration: View, validation: View, test: View, run: RunDir, sizes: Sizes
+) -> Demo:
+    """All steps; what a run directory keeps is not computed again."""
+    _say(1, f"calibrating {name} on {len(calibration):,} training images: one pass, no gradients")
+    recipe = forge_(model, calibration, ratio=HEADLINE)
+    _say(2, f"searching the ratio on {len(validation)} other training images")
+    search = choose_ratio(model, validation, threat=THREAT, run=run)
+    ratio = _ratio(search)
+    set_ratio_(model, ratio)
+    save_recipe(run.path / "recipe.json", model)
+    _say(3, f"attacking {len(test)} test images, base and forged at {ratio_text(ratio)}")
+    base, candidate = _evaluate(model, name, test, run)
+    difference = compare(base, candidate)
+    run.write_result("comparison", difference)
+    _say(4, f"certifying {min(sizes.certified, len(test))} images, {sizes.draws:,} noisy copies each")
+    for label, view in _views(model).items():
+        certify(view, test, sigma=SIGMA, n=sizes.draws, limit=sizes.certified, run=run, label=label, model_name=name)
+    _say(5, "auditing: attacks that know of the masks, and as much effort against the base")
+    found = audit(model, test, THREAT, run=run, name=name)
+    _say(6, f"looking inside on {min(sizes.analysed, len(test))} images")
+    _look_inside(model, name, test, run, sizes.analysed)
+    return Demo(
+        model=name,
+        data=test.name,
+        threat=str(THREAT),
+        attack=ATTACK_TEXT,
+        sites=len(recipe.sites),
+        calibrated_on=recipe.images_seen,
+        ratio=ratio,
+        reason=search.reason,
+        count=len(test),
+        base=base.robust_accuracy,
+        forged=candidate.robust_accuracy,
+        clean_base=base.clean_accuracy,
+        clean_forged=candidate.clean_accuracy,
+        difference=difference,
+        verdict=found.verdict,
+        sentence=found.sentence,
+    )
 
 
-def _tensors(data: View) -> tuple[Tensor, Tensor]:
-    parts = [(batch.images, batch.labels) for batch in batches(data) if batch.labels is not None]
-    return torch.cat([images for images, _ in parts]), torch.cat([labels for _, labels in parts])
+def _views(model: nn.Module) -> dict[str, nn.Module]:
+    return {"base": plain(model), "forged": forged(model)}
 
 
-def _standing(
-    model: nn.Module, images: tuple[Tensor, Tensor], attack: PGD, threat: Threat, seed: int, label: str
-) -> Tensor:
-    """Which images the attack leaves correctly classified."""
-    x, y = images
-    parts = []
-    with progress(f"attacking {label}", len(x)) as step:
-        for ids in torch.split(torch.arange(len(x)), 50):
-            adversarial = attack(model, x[ids], y[ids], threat=threat, seed=seed, sample_ids=ids)
-            with torch.no_grad():
-                parts.append(model(adversarial).argmax(dim=1) == y[ids])
-            step(len(ids))
-    return torch.cat(parts)
+def _ratio(search: SearchResult) -> float:
+    """The chosen ratio; the best of the others where the search would rather not forge, so that there is a subject."""
+    chosen = search.chosen or search.best.ratio
+    assert isinstance(chosen, float)  # the demo searches one ratio for all sites
+    return chosen
 
 
-def _show(result: Demo) -> None:
-    base = result.rows[0]
-    rows = [
-        [
-            "base" if row is base else ratio_text(row.ratio),
-            f"{100 * row.clean:.1f}",
-            f"{100 * row.plain_attack:.1f}",
-            f"{100 * row.adaptive_attack:.1f}",
-            f"{100 * row.union:.1f}",
-            _interval(row.union, result.attack_count),
-            "" if row is base else f"{100 * (row.union - base.union):+.1f}",
-            "" if row is base else f"{row.gained} / {row.lost}",
-        ]
-        for row in result.rows
+def _evaluate(model: nn.Module, name: str, test: View, run: RunDir) -> list[RobustResult]:
+    return [
+        evaluate(view, test, ATTACK, THREAT, run=run, label=label, model_name=name, save_images=True)
+        for label, view in _views(model).items()
     ]
-    columns = ["ratio", "clean", "plain", "adaptive", "both", "95 %", "vs base", "gained / lost"]
-    counts = f"clean n={result.clean_count}, attacked n={result.attack_count}"
-    results.print(table(f"{result.model}, {result.threat}, % correct; {counts}", dict.fromkeys(columns, "right"), rows))
+
+
+def _look_inside(model: nn.Module, name: str, test: View, run: RunDir, count: int) -> None:
+    """The analysis and the gallery, of the images that the evaluation of the forged model has kept."""
+    folder = run.path / "shards" / task_name("forged", ATTACK_TEXT, THREAT, seed=0)
+    kept = torch.cat([load_file(path)["images"] for path in sorted(folder.glob("*.safetensors"))])
+    x, y = test.batch(range(min(count, len(test))))
+    adversarial, view = kept[: len(x)], forged(model)
+    attack = f"{ATTACK_TEXT} {THREAT} on the forged model"
+    analysis = analyse(
+        model, (x, y), adversarial, spectral_images=4, model_name=name, data_name=test.name, attack=attack
+    )
+    run.write_result("analysis", analysis)
+    with torch.no_grad():
+        before, after = (view(images).argmax(dim=1) for images in (x, adversarial))
+    run.write_result("gallery", make_gallery(x, adversarial, y, before, after, class_names=CIFAR10))
+
+
+def _say(step: int, text: str) -> None:
+    notes.print(f"{step}/{STEPS}  {text}", soft_wrap=True)
+
+
+def _show(result: Demo, report: Path) -> None:
+    measured = {
+        "base": (result.clean_base, result.base),
+        f"forged at {ratio_text(result.ratio)}": (result.clean_forged, result.forged),
+    }
+    rows = [[label, *(_share(share, result.count) for share in shares)] for label, shares in measured.items()]
+    title = f"{result.model}, {result.data}, n={result.count}: % correct with 95 % intervals"
+    columns = {"model": "left", "clean": "right", f"{result.attack} {result.threat}": "right"}
+    results.print(table(title, columns, rows))
+    results.print(f"search: {result.reason}", soft_wrap=True)
+    results.print(f"attack: {result.difference}", soft_wrap=True)
+    results.print(f"audit:  {result.sentence}\n", soft_wrap=True)
     results.print(
-        "plain: PGD, 20 margin-loss steps through the masks. adaptive: the same, with the identity as the masks' "
-        "backward pass. both: robust only if neither attack fools it; this is the column that counts. The base model "
-        "faces two attacks as well. gained / lost: images against the base model.\n"
+        f"Forged functions sit in front of {result.sites} layers; their thresholds come from {result.calibrated_on:,} "
+        "training images. The attack above trusts gradients; the audit also tries attacks that ignore the masks, so "
+        "its verdict is the one to quote.",
+        soft_wrap=True,
     )
-    results.print(_sentence(result), soft_wrap=True)
+    results.print(f"report: {report}", soft_wrap=True)
 
 
-def _interval(share: float, count: int) -> str:
-    low, high = clopper_pearson(round(share * count), count)
-    return f"{100 * low:.1f}..{100 * high:.1f}"
-
-
-def _sentence(result: Demo) -> str:
-    """What the table says, in words: about the paper's headline ratio, and about the largest apparent gain."""
-    base, forged_rows = result.rows[0], result.rows[1:]
-    row = next(row for row in forged_rows if row.ratio == HEADLINE)
-    best = max(forged_rows, key=lambda row: row.plain_attack)
-    fooled = f"{row.gained} images gained, {row.lost} lost out of {result.attack_count}"
-    if row.gained <= row.lost:
-        verdict = f"At the paper's ratio 2^-7 forging did not make this model more robust: {fooled}."
-    else:
-        verdict = f"At the paper's ratio 2^-7 the forged model stands on more images, which is no proof yet: {fooled}."
-    apparent, real = 100 * (best.plain_attack - base.plain_attack), 100 * (best.union - base.union)
-    if apparent <= 0:
-        return verdict
-    return (
-        f"{verdict}\nThe largest gain that the plain attack shows, {apparent:+.1f} points at {ratio_text(best.ratio)}, "
-        f"is {real:+.1f} once an attack ignores the masks."
-    )
+def _share(share: float, count: int) -> str:
+    return share_text(share, clopper_pearson(round(share * count), count))

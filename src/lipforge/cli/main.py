@@ -9,7 +9,21 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import analyse, audit, certify, data, demo, evaluate, forge, sites, train
+from lipforge.cli import (
+    analyse,
+    audit,
+    certify,
+    data,
+    demo,
+    evaluate,
+    forge,
+    report,
+    search,
+    sites,
+    sweep,
+    train,
+    transfer,
+)
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -29,9 +43,13 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
+app.command("search")(search.search)
+app.command("sweep")(sweep.sweep)
+app.command("transfer")(transfer.transfer)
 app.command("audit")(audit.audit_command)
 app.command("evaluate")(evaluate.evaluate_command)
 app.command("train")(train.train_command)
+app.command("report")(report.report)
 app.command("certify")(certify.certify)
 app.command("analyse")(analyse.analyse)
 app.add_typer(data.app, name="data")

@@ -1,0 +1,96 @@
+"""What a page is made of: sections of text, figures, tables and pictures."""
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+from lipforge.reports.charts import Chart
+from lipforge.reports.tables import Table
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One or more charts under a caption that says what to see, with the numbers behind them."""
+
+    caption: str
+    charts: tuple[Chart, ...]
+    table: Table | None = None
+    kind: Literal["figure"] = "figure"
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        """Roles and their names, each once, over all charts."""
+        return tuple(dict.fromkeys(entry for chart in self.charts for entry in chart.legend))
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table that is open to read."""
+
+    table: Table
+    note: str = ""
+    kind: Literal["grid"] = "grid"
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A paragraph, or a list of short remarks."""
+
+    text: str = ""
+    items: tuple[str, ...] = ()
+    kind: Literal["prose"] = "prose"
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to copy: a command, a configuration."""
+
+    title: str
+    text: str
+    folded: bool = False
+    kind: Literal["code"] = "code"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """An image and its perturbation; each is a PNG in base64."""
+
+    clean: str
+    perturbation: str
+    adversarial: str
+    heading: str
+    lines: tuple[str, ...]
+    fooled: bool
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A gallery."""
+
+    caption: str
+    pictures: tuple[Picture, ...]
+    kind: Literal["pictures"] = "pictures"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The sentence of an audit, with a word and a sign so that colour is not all that carries it."""
+
+    word: str
+    sign: str
+    tone: Literal["good", "bad", "doubt", "calm"]
+    sentence: str
+    details: tuple[str, ...] = ()
+    kind: Literal["verdict"] = "verdict"
+
+
+Block: TypeAlias = Figure | Grid | Prose | Code | Pictures | Verdict
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, a line that says what is below, and blocks."""
+
+    name: str
+    title: str
+    lead: str
+    blocks: tuple[Block, ...] = field(default=())

@@ -1,0 +1,222 @@
+"""The two charts of a report: lines over a number, and rows of bars or intervals. Each draws itself at any width."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from markupsafe import Markup
+
+from lipforge.reports.svg import Scale, canvas, coordinate, padded, point, scale, tag, ticks
+from lipforge.reports.text import number
+
+Write = Callable[[float], str]
+
+
+class Chart(Protocol):
+    """Whatever can draw itself; `roles` are the colours it uses, with their names for the legend."""
+
+    @property
+    def alt(self) -> str: ...
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]: ...
+
+    def draw(self, width: float) -> Markup: ...
+
+
+@dataclass(frozen=True)
+class Point:
+    """A value at a place, with its interval where one is known, and what hovering over it says."""
+
+    x: float
+    y: float
+    tip: str
+    interval: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points in the colour of a role, by default joined by a line."""
+
+    name: str
+    role: str
+    points: tuple[Point, ...]
+    dashed: bool = False
+    joined: bool = True
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What an axis shows: its title, its range, and how numbers are written; `marks` places ticks by hand."""
+
+    title: str
+    range: tuple[float, float] | None = None
+    write: Write = number
+    marks: tuple[tuple[float, str], ...] = ()
+    floor: float | None = None
+
+
+@dataclass(frozen=True)
+class Lines:
+    """One line per series over a common horizontal axis."""
+
+    alt: str
+    x: Axis
+    y: Axis
+    series: tuple[Series, ...]
+    height: float = 260.0
+    title: str = ""
+    level: float | None = None
+
+    @property
+    def legend(self) -> tuple[tuple[str, str], ...]:
+        return tuple(dict.fromkeys((series.role, series.name) for series in self.series))
+
+    def draw(self, width: float) -> Markup:
+        left, right, top, bottom = 42.0, width - 14, 46.0 if self.title else 28.0, self.height - 42
+        across = scale(_range(self.x, [p.x for s in self.series for p in s.points]), (left, right))
+        domain = _range(self.y, [v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
+        up = scale(domain, (bottom, top))
+        parts = [*self._grid(across, up, domain, (left, right, top, bottom))]
+        if self.level is not None:
+            parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
+        parts += [_path(series, across, up) for series in self.series if series.joined]
+        shift = _shifts(len(self.series), width / max(1, max(len(s.points) for s in self.series)))
+        for series, offset in zip(self.series, shift, strict=True):
+            parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points]
+        return canvas(width, self.height, self.alt, parts)
+
+    def _grid(
+        self, across: Scale, up: Scale, domain: tuple[float, float], box: tuple[float, float, float, float]
+    ) -> list[Markup]:
+        left, right, top, bottom = box
+        parts = [tag("text", self.title, x=4.0, y=14.0, class_="panel-title")] if self.title else []
+        parts.append(tag("text", self.y.title, x=4.0, y=top - 14, class_="axis-title"))
+        for value in ticks(*domain, count=5):
+            y = up(value)
+            parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
+            parts.append(tag("text", self.y.write(value), x=left - 6, y=y + 4, class_="tick end"))
+        marks = self.x.marks or tuple((v, self.x.write(v)) for v in ticks(*_span(across, left, right), count=5))
+        for place, text in _thin([(across(value), text) for value, text in marks]):
+            parts.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="axis"))
+            parts.append(tag("text", text, x=place, y=bottom + 17, class_="tick mid"))
+        parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
+        parts.append(tag("text", self.x.title, x=(left + right) / 2, y=self.height - 5, class_="axis-title mid"))
+        return parts
+
+
+@dataclass(frozen=True)
+class Bar:
+    """One bar or interval of a row: from `start` to `end`; `at` puts a point on it, `text` stands beside it."""
+
+    role: str
+    start: float
+    end: float
+    tip: str
+    text: str = ""
+    at: float | None = None
+    faint: bool = False
+
+
+@dataclass(frozen=True)
+class Row:
+    """A heading, and under it one thin bar per role."""
+
+    label: str
+    bars: tuple[Bar, ...]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of bars or of dots with intervals over a common horizontal axis, labels above so that a phone fits them."""
+
+    alt: str
+    x: Axis
+    rows: tuple[Row, ...]
+    legend: tuple[tuple[str, str], ...]
+    glyph: Literal["bar", "interval"] = "bar"
+    title: str = ""
+
+    def draw(self, width: float) -> Markup:
+        left, right, y = 8.0, width - (96 if self.glyph == "bar" else 52), 8.0
+        values = [v for row in self.rows for bar in row.bars for v in (bar.start, bar.end)]
+        domain = _range(self.x, values)
+        across = scale(domain, (left, right))
+        body: list[Markup] = []
+        for row in self.rows:
+            body.append(tag("text", row.label, x=left, y=y + 12, class_="row-label"))
+            y += 20
+            for bar in row.bars:
+                body.append(self._bar(bar, across, y + 7))
+                y += 17
+            y += 9
+        marks = self.x.marks or tuple((v, self.x.write(v)) for v in ticks(*domain, count=5))
+        grid: list[Markup] = []
+        for place, text in _thin([(across(value), text) for value, text in marks]):
+            grid.append(tag("line", x1=place, x2=place, y1=4.0, y2=y, class_="grid"))
+            grid.append(tag("text", text, x=place, y=y + 16, class_="tick mid"))
+        grid.append(tag("text", self.x.title, x=(left + right) / 2, y=y + 34, class_="axis-title mid"))
+        return canvas(width, y + 42, self.alt, [*grid, *body])
+
+    def _bar(self, bar: Bar, across: Scale, y: float) -> Markup:
+        first, last = sorted((across(bar.start), across(bar.end)))
+        parts: list[Markup] = []
+        if self.glyph == "bar":
+            css = f"bar fill-{bar.role}" + (" faint" if bar.faint else "")
+            parts.append(tag("rect", x=first, y=y - 6, width=max(last - first, 1.5), height=12.0, class_=css))
+        else:
+            parts += [
+                tag("line", x1=first, x2=last, y1=y, y2=y, class_=f"whisker stroke-{bar.role}"),
+                *(
+                    tag("line", x1=x, x2=x, y1=y - 4, y2=y + 4, class_=f"whisker stroke-{bar.role}")
+                    for x in (first, last)
+                ),
+            ]
+        if bar.at is not None:
+            parts.append(point(across(bar.at), y, bar.role))
+        parts.append(tag("text", bar.text, x=last + 7, y=y + 4, class_="value"))
+        parts.append(tag("rect", x=first - 8, y=y - 8.5, width=last - first + 70, height=17.0, class_="hit"))
+        return tag("g", *parts, class_="mark", data_tip=bar.tip)
+
+
+def _range(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
+    if axis.range:
+        return axis.range
+    return padded(values, floor=axis.floor) if values else (0.0, 1.0)
+
+
+def _span(across: Scale, left: float, right: float) -> tuple[float, float]:
+    """The numbers at the two ends of a straight scale."""
+    zero, one = across(0.0), across(1.0)
+    return (left - zero) / (one - zero), (right - zero) / (one - zero)
+
+
+def _thin(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+    """The marks that fit beside each other, at about 6.4 pixels per character; the first always stays."""
+    kept: list[tuple[float, str]] = []
+    for place, text in marks:
+        if not kept or place - kept[-1][0] >= 3.2 * (len(text) + len(kept[-1][1])) + 8:
+            kept.append((place, text))
+    return kept
+
+
+def _shifts(count: int, room: float) -> list[float]:
+    """Small sideways steps, so that intervals of several series at one place do not cover each other."""
+    step = min(3.0, room / 8) if count > 1 else 0.0
+    return [step * (index - (count - 1) / 2) for index in range(count)]
+
+
+def _path(series: Series, across: Scale, up: Scale) -> Markup:
+    steps = [f"{coordinate(across(p.x))} {coordinate(up(p.y))}" for p in series.points]
+    css = f"line stroke-{series.role}" + (" dashed" if series.dashed else "")
+    return tag("path", d="M" + "L".join(steps), class_=css)
+
+
+def _dot(series: Series, here: Point, x: float, up: Scale) -> Markup:
+    parts: list[Markup] = []
+    if here.interval:
+        low, high = (up(bound) for bound in here.interval)
+        parts.append(tag("line", x1=x, x2=x, y1=low, y2=high, class_=f"whisker stroke-{series.role}"))
+    parts.append(point(x, up(here.y), series.role, 3.8))
+    parts.append(tag("circle", cx=x, cy=up(here.y), r=11.0, class_="hit"))
+    return tag("g", *parts, class_="mark", data_tip=here.tip)

@@ -1,0 +1,121 @@
+"""Images for a report: clean, perturbed, and the perturbation made visible, as PNGs inside JSON."""
+
+import base64
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from PIL import Image
+from torch import Tensor
+
+from lipforge.errors import InputError
+
+SIDE = 224
+"""Larger images are made smaller for the page; smaller ones stay as they are and are drawn with hard pixels."""
+
+
+@dataclass(frozen=True)
+class GalleryItem:
+    """One image: what it shows, what the model said before and after, and three PNGs in base64."""
+
+    index: int
+    label: str
+    before: str
+    after: str
+    clean: str
+    perturbation: str
+    adversarial: str
+
+    @property
+    def fooled(self) -> bool:
+        """Whether the perturbation took the model away from the true class."""
+        return self.before == self.label != self.after
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Some images of an evaluation; the perturbation is drawn `magnification` times its size around grey."""
+
+    title: str
+    magnification: float
+    largest: float
+    items: tuple[GalleryItem, ...]
+
+
+def make_gallery(
+    clean: Tensor,
+    adversarial: Tensor,
+    labels: Sequence[int] | Tensor,
+    before: Sequence[int] | Tensor,
+    after: Sequence[int] | Tensor,
+    *,
+    class_names: Sequence[str] | None = None,
+    count: int = 12,
+    title: str = "Images and their perturbations",
+    indices: Sequence[int] | None = None,
+) -> Gallery:
+    """The first `count` images that were right before, those that stand and those that fell by turns.
+
+    `clean` and `adversarial` (N, C, H, W) lie in [0, 1]; `before` and `after` are the predicted classes on each.
+    `indices` number the images in their data set. All perturbations are magnified alike, so that the largest of any
+    pixel reaches black or white.
+    """
+    _check(clean, adversarial)
+    truth, first, last = (_numbers(part, len(clean), name) for part, name in
+                          ((labels, "labels"), (before, "before"), (after, "after")))  # fmt: skip
+    chosen = _by_turns(truth, first, last)[:count]
+    if not chosen:
+        raise InputError("no image is classified correctly before the attack, so there is none to show")
+    delta = (adversarial - clean)[chosen].detach().float().cpu()
+    largest = float(delta.abs().max())
+    magnification = 0.5 / largest if largest > 0 else 1.0
+    name = (lambda k: class_names[k]) if class_names is not None else (lambda k: f"class {k}")
+    items = [
+        GalleryItem(
+            index=at if indices is None else int(indices[at]),
+            label=name(truth[at]),
+            before=name(first[at]),
+            after=name(last[at]),
+            clean=to_png(clean[at]),
+            perturbation=to_png((0.5 + magnification * delta[place]).clamp(0, 1)),
+            adversarial=to_png(adversarial[at]),
+        )
+        for place, at in enumerate(chosen)
+    ]
+    return Gallery(title, magnification, largest, tuple(items))
+
+
+def to_png(image: Tensor) -> str:
+    """An image (C, H, W) in [0, 1] as a PNG in base64; colours are rounded to 8 bits."""
+    plane = (image.detach().float().cpu().clamp(0, 1) * 255).round().to(torch.uint8)
+    picture = Image.fromarray(plane.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
+    picture.thumbnail((SIDE, SIDE))
+    out = io.BytesIO()
+    picture.save(out, "PNG", optimize=True)
+    return base64.b64encode(out.getvalue()).decode("ascii")
+
+
+def _check(clean: Tensor, adversarial: Tensor) -> None:
+    if clean.ndim != 4 or clean.shape != adversarial.shape or clean.shape[1] not in (1, 3):
+        raise InputError(
+            "clean and adversarial must be images of one shape (N, 1 or 3, H, W), "
+            f"got {tuple(clean.shape)} and {tuple(adversarial.shape)}"
+        )
+
+
+def _numbers(values: Sequence[int] | Tensor, count: int, name: str) -> list[int]:
+    numbers = [int(value) for value in values]
+    if len(numbers) != count:
+        raise InputError(f"{name} must be one per image, got {len(numbers)} for {count} images")
+    return numbers
+
+
+def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[int]:
+    """Positions of images that were right before: one that fell, one that stands, and so on, each kind in order."""
+    right = [at for at, label in enumerate(labels) if before[at] == label]
+    fell = [at for at in right if after[at] != labels[at]]
+    stands = [at for at in right if after[at] == labels[at]]
+    paired = min(len(fell), len(stands))
+    turns = [at for both in zip(fell, stands, strict=False) for at in both]
+    return turns + fell[paired:] + stands[paired:]

@@ -1,0 +1,152 @@
+"""Tables that know their numbers: as text for a page, and as CSV, LaTeX and Markdown to take away."""
+
+import csv
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+from lipforge.errors import InputError
+from lipforge.reports.text import duration, number, percent, points
+
+Format: TypeAlias = Literal["csv", "latex", "markdown"]
+SUFFIX: dict[Format, str] = {"csv": "csv", "latex": "tex", "markdown": "md"}
+
+
+class Share(NamedTuple):
+    """A share (or a difference of shares) with its interval, where one is known."""
+
+    value: float
+    interval: tuple[float, float] | None = None
+
+
+Kind: TypeAlias = Literal["text", "share", "points", "count", "number", "seconds", "code"]
+Cell: TypeAlias = str | int | float | Share | None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column's heading and what its cells are; `share` and `points` cells are `Share` or None."""
+
+    name: str
+    kind: Kind = "text"
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its cells are words, which are set flush left."""
+        return self.kind in ("text", "code")
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under columns. `name` becomes the file name of a download; `title` is the caption."""
+
+    name: str
+    title: str
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.columns):
+                raise InputError(f"table '{self.name}' has {len(self.columns)} columns, got a row of {len(row)}: {row}")
+
+    def texts(self) -> list[list[str]]:
+        """The cells as a page shows them: percent, intervals in brackets, nothing for None."""
+        return [[shown(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+
+    def write(self, format: Format) -> str:
+        """The whole table in one of the formats."""
+        if format not in get_args(Format):
+            raise InputError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
+        return WRITERS[format](self)
+
+
+def shown(column: Column, cell: Cell) -> str:
+    """One cell as text.
+
+    >>> shown(Column("robust", "share"), Share(0.331, (0.27, 0.4)))
+    '33.1 [27.0, 40.0]'
+    """
+    if cell is None:
+        return ""
+    if isinstance(cell, Share):
+        write = points if column.kind == "points" else percent
+        inner = f" [{write(cell.interval[0])}, {write(cell.interval[1])}]" if cell.interval else ""
+        return write(cell.value) + inner
+    if isinstance(cell, str):
+        return cell
+    return duration(cell) if column.kind == "seconds" else number(cell)
+
+
+def to_csv(table: Table) -> str:
+    """Numbers as they were measured: shares as fractions, their bounds in columns of their own, times in seconds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([name for column in table.columns for name in _csv_names(column)])
+    for row in table.rows:
+        writer.writerow([v for column, cell in zip(table.columns, row, strict=True) for v in _csv_cells(column, cell)])
+    return out.getvalue()
+
+
+def _csv_names(column: Column) -> list[str]:
+    if column.kind in ("share", "points"):
+        return [column.name, f"{column.name} low", f"{column.name} high"]
+    return [column.name]
+
+
+def _csv_cells(column: Column, cell: Cell) -> list[Any]:
+    if column.kind in ("share", "points"):
+        value, interval = cell if isinstance(cell, Share) else (cell, None)
+        return ["" if value is None else value, *(interval or ("", ""))]
+    # A spreadsheet would run a name such as "=HYPERLINK(...)" as a formula; the apostrophe makes it text.
+    if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r"):
+        return ["'" + cell]
+    return ["" if cell is None else cell]
+
+
+LATEX = {
+    "\\": r"\textbackslash{}", "{": r"\{", "}": r"\}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}", ">": r"\textgreater{}", "\n": " ",
+}  # fmt: skip
+
+
+def to_latex(table: Table) -> str:
+    """A booktabs table; it needs \\usepackage{booktabs}."""
+    align = "".join("l" if column.is_text else "r" for column in table.columns)
+    lines = [r"\begin{table}", rf"\caption{{{_latex(table.title)}}}", r"\centering", rf"\begin{{tabular}}{{{align}}}"]
+    lines += [r"\toprule", _latex_row([_heading(column) for column in table.columns]), r"\midrule"]
+    lines += [_latex_row(row) for row in table.texts()]
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
+
+
+def _latex(text: str) -> str:
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _latex_row(cells: list[str]) -> str:
+    return " & ".join(_latex(cell) for cell in cells) + r" \\"
+
+
+def to_markdown(table: Table) -> str:
+    """A pipe table under its title."""
+    lines = [f"**{_markdown(table.title)}**", "", _markdown_row([_heading(column) for column in table.columns])]
+    lines.append("|" + "|".join("---" if column.is_text else "---:" for column in table.columns) + "|")
+    return "\n".join([*lines, *(_markdown_row(row) for row in table.texts()), ""])
+
+
+def _markdown(text: str) -> str:
+    for character in "\\|*`<>_":
+        text = text.replace(character, "\\" + character)
+    return " ".join(text.replace("](", "]\\(").split())
+
+
+def _markdown_row(cells: list[str]) -> str:
+    return "| " + " | ".join(_markdown(cell) for cell in cells) + " |"
+
+
+def _heading(column: Column) -> str:
+    return f"{column.name} %" if column.kind == "share" else column.name
+
+
+WRITERS: dict[Format, Callable[[Table], str]] = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}

@@ -1,0 +1,190 @@
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from lipforge.errors import InputError
+from lipforge.records import to_plain
+from lipforge.reports import ReportWarning, build_report, write_report
+from lipforge.runs import RunDir
+from tests.reports.made import analysis, audit, certificate, full_run, robust, sweep, write_plain
+
+ALL = ["verdict", "accuracy", "tradeoff", "sweep", "waterfall", "audit", "layers", "certified", "gallery", "cost",
+       "provenance"]  # fmt: skip
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
+
+
+class Tags(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.found = []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+
+
+def names(report):
+    return [section.name for section in report.sections]
+
+
+def test_a_full_run_has_every_section_in_order(tmp_path):
+    assert names(build_report(full_run(tmp_path / "run"))) == ALL
+
+
+def test_a_section_appears_only_if_its_data_exist(tmp_path):
+    RunDir.open(tmp_path).write_result("x", robust("base", (52, 16, 1, 0), 64))
+    assert names(build_report(tmp_path)) == ["accuracy", "waterfall", "cost", "provenance"]
+
+
+def test_base_and_forged_without_an_audit_are_called_not_audited(tmp_path):
+    run = RunDir.open(tmp_path)
+    run.write_result("a", robust("base", (52, 16, 1, 0), 64))
+    run.write_result("b", robust("forged", (44, 18, 1, 1), 63))
+    (verdict,) = build_report(tmp_path).sections[0].blocks
+    assert (verdict.word, verdict.tone) == ("Not audited", "doubt")
+
+
+@pytest.mark.parametrize(
+    ("word", "tone"),
+    [("real", "good"), ("not real", "bad"), ("harmful", "bad"), ("no change", "calm"), ("undecided", "doubt")],
+)
+def test_each_verdict_has_its_word_sign_and_tone(tmp_path, word, tone):
+    write_plain(tmp_path, "audit", "audit", audit(word))
+    (verdict,) = build_report(tmp_path).sections[0].blocks
+    assert verdict.tone == tone
+    assert verdict.sign.strip()
+    assert word.split()[-1] in verdict.word.lower()
+    assert verdict.sentence.startswith("Plain attacks show")
+
+
+def test_unknown_kinds_are_listed_and_do_not_break_the_page(tmp_path):
+    write_plain(tmp_path, "odd", "horoscope", {"stars": 3})
+    page = write_report(tmp_path).read_text()
+    assert "horoscope" in page
+
+
+def test_damage_is_named_in_the_page_and_in_a_warning_and_the_rest_is_shown(tmp_path):
+    full_run(tmp_path / "run")
+    (tmp_path / "run/results/audit__linf-8over255.json").write_text('{"kind": "audit"')
+    values = to_plain(analysis())
+    values["layers"][3]["threshold"] = "much"
+    write_plain(tmp_path / "run", "analysis", "analysis", values)
+    with pytest.warns(ReportWarning) as caught:
+        page = write_report(tmp_path / "run").read_text()
+    said = [str(warning.message) for warning in caught]
+    assert len(said) == 2
+    assert any("results/audit__linf-8over255.json is not valid JSON" in text for text in said)
+    assert any("results/analysis.json, 'layers' 3: 'threshold' must be a number, got 'much'" in text for text in said)
+    assert "Files that could not be used" in page
+    assert "audit__linf-8over255.json" in page
+    assert names_of(page) == [f"run-1-{name}" for name in ALL if name not in ("audit", "layers")]
+
+
+def names_of(page):
+    return re.findall(r'<section id="(run-1-\w+)"', page)
+
+
+@pytest.mark.parametrize("kind", ["robust", "comparison", "search", "sweep", "transfer", "certify", "analysis", "audit",
+                                  "gallery", "demo"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
+@pytest.mark.parametrize("values", [{}, {"points": [{}], "scores": [1], "rows": [{}], "items": 3, "layers": [{}]}])
+def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, values):
+    write_plain(tmp_path, "x", kind, values)
+    assert "Provenance" in write_report(tmp_path).read_text()
+
+
+def test_names_from_the_json_cannot_become_markup(tmp_path):
+    run = RunDir.open(tmp_path / "run")
+    evil: dict[str, Any] = {
+        **dict.fromkeys(("label", "model", "data", "attack", "threat"), HOSTILE),
+        "notes": (HOSTILE,),
+    }
+    run.write_result("a", replace(robust("base", (52, 16, 1, 0), 64), **evil))
+    values = json.loads(json.dumps(to_plain(audit())).replace("cifar10-resnet", HOSTILE.replace('"', '\\"')))
+    write_plain(tmp_path / "run", "audit", "audit", {**values, "sentence": HOSTILE, "doubts": [HOSTILE]})
+    write_plain(tmp_path / "run", "c", "certify", certificate(HOSTILE, (3, 2)))
+    (tmp_path / "run/environment.json").write_text(
+        json.dumps({"environments": [{HOSTILE: HOSTILE, "command": HOSTILE}]})
+    )
+    tags = Tags(write_report(tmp_path / "run").read_text()).found
+    assert sum(tag == "script" for tag, _ in tags) == 1
+    assert not any("onerror" in attributes for _, attributes in tags)
+    assert not any(tag == "img" for tag, _ in tags)
+
+
+def test_a_picture_that_is_no_png_is_refused(tmp_path):
+    full_run(tmp_path)
+    path = tmp_path / "results/gallery.json"
+    values = json.loads(path.read_text())
+    values["items"][0]["clean"] = '"><script>'
+    path.write_text(json.dumps(values))
+    report = build_report(tmp_path)
+    assert "gallery" not in names(report)
+    assert "'clean' must be a PNG" in report.problems[0]
+
+
+def test_the_page_asks_for_nothing_outside_itself(tmp_path):
+    for tag, attributes in Tags(write_report(full_run(tmp_path / "run")).read_text()).found:
+        for name in ("src", "href", "action", "data"):
+            target = attributes.get(name) or "#"
+            assert target.startswith(("#", "data:")), (tag, target[:80])
+        assert "style" not in attributes  # the content policy would refuse it
+
+
+def test_the_waterfall_adds_up(tmp_path):
+    table = next(t for t in build_report(full_run(tmp_path / "run")).tables if t.name == "attacks")
+    took: dict[str, list[Any]] = {
+        column.name: [row[place] for row in table.rows] for place, column in enumerate(table.columns)
+    }
+    assert took["base took"] == [52, 16, 1, 0]
+    assert took["forged took"] == [44, 18, 1, 1]
+    assert took["base left"][-1] == 200 - 64 - sum(took["base took"])
+
+
+def test_gained_and_lost_are_counted_on_the_same_images(tmp_path):
+    run = RunDir.open(tmp_path)
+    base, forged = robust("base", (52, 16, 1, 0), 64, seed=1), robust("forged", (44, 18, 1, 1), 63, seed=2)
+    run.write_result("a", base)
+    run.write_result("b", forged)
+    table = next(t for t in build_report(tmp_path).tables if t.name == "accuracy")
+    pairs = list(zip(base.robust, forged.robust, strict=True))
+    gained = sum(f and not b for b, f in pairs)
+    lost = sum(b and not f for b, f in pairs)
+    assert table.rows[1][-2:] == (gained, lost)
+    assert gained - lost == sum(forged.robust) - sum(base.robust)
+
+
+def test_sweeps_over_eps_have_a_panel_per_attack(tmp_path):
+    write_plain(tmp_path, "sweep", "sweep", sweep())
+    figure, notes = build_report(tmp_path).sections[0].blocks
+    assert len(notes.items) == 1
+    assert [chart.title for chart in figure.charts] == ["fgsm", "pgd", "cw"]
+    assert figure.legend == (("base", "base"), ("forged", "forged"))
+
+
+def test_several_runs_stand_side_by_side_before_their_own_pages(tmp_path):
+    report = build_report(full_run(tmp_path / "one"), full_run(tmp_path / "two", "real"))
+    assert names(report) == ["runs", *ALL, *ALL]
+    verdicts = report.tables[0]
+    assert [row[:2] for row in verdicts.rows] == [("one", "not real"), ("two", "real")]
+    assert len({table.name for table in report.tables}) == len(report.tables)
+
+
+def test_the_page_goes_into_the_first_run_or_where_it_is_asked_to(tmp_path):
+    run = full_run(tmp_path / "run")
+    assert write_report(run) == run / "report.html"
+    assert write_report(run, out=tmp_path / "new/page.html").exists()
+
+
+def test_a_report_of_nothing_is_an_error():
+    with pytest.raises(InputError, match="at least one run"):
+        build_report()
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path):
+    run = full_run(tmp_path / "run")
+    assert write_report(run).read_bytes() == write_report(run, out=tmp_path / "again.html").read_bytes()
