@@ -68,7 +68,7 @@ def process_group(device: torch.device) -> Iterator[Rank]:
             torch.cuda.set_device(device)
         index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         store = open_store()
-        fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[attr-defined]  # no stubs
+        fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[attr-defined, arg-type]  # no stubs
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=fresh, rank=index, world_size=count)
     try:

@@ -9,7 +9,21 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import analyse, audit, certify, data, demo, forge, report, search, sites, sweep, train, transfer
+from lipforge.cli import (
+    analyse,
+    audit,
+    certify,
+    data,
+    demo,
+    evaluate,
+    forge,
+    report,
+    search,
+    sites,
+    sweep,
+    train,
+    transfer,
+)
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -34,6 +48,7 @@ app.command("search")(search.search)
 app.command("sweep")(sweep.sweep)
 app.command("transfer")(transfer.transfer)
 app.command("audit")(audit.audit_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.command("train")(train.train_command)
 app.command("report")(report.report)
 app.command("certify")(certify.certify)
