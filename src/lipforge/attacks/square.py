@@ -5,7 +5,7 @@ are drawn for each image by itself, so they do not depend on the batch, and may 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -119,8 +119,15 @@ class Windows:
 
     def only(self, rows: Tensor) -> "Windows":
         """The windows of the images where `rows` (M,) is true."""
-        parts = (part[rows] for part in (self.x, self.low, self.high, self.signs, self.turns))
-        return Windows(self.threat, self.sides, *parts, tuple(line[rows] for line in self.lines))
+        return replace(
+            self,
+            x=self.x[rows],
+            low=self.low[rows],
+            high=self.high[rows],
+            signs=self.signs[rows],
+            turns=self.turns[rows],
+            lines=tuple(line[rows] for line in self.lines),
+        )
 
     def changed(self, best: Tensor, query: int) -> Tensor:
         """`best` with this query's window changed, inside the threat."""
