@@ -82,7 +82,7 @@ def test_a_run_is_kept_resumed_and_refused_if_it_changes(run):
 
 def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
     ended = run(
-        *("evaluate", f"{model_file}:build", *SAMPLE, "--recipe", recipe, "--view", "plain", "--view", "forged"),
+        *("evaluate", f"{model_file}:build", *SAMPLE, "--recipe", recipe, "--ratio", "2^-4"),
         *("--attack", "fgsm", "--attack", "pgd:steps=2", "--eps", "1/255", "--run", "kept"),
     )
     assert ended.code == 0, ended.err
@@ -123,7 +123,8 @@ def test_an_estimate_says_what_it_assumes(run):
 
 
 WRONG = {
-    "needs --recipe": ("--view", "forged"),
+    "need --recipe": ("--view", "forged"),
+    "are about a forged model": ("--ratio", "2^-7"),
     "--view must be one of plain, forged, straight_through, got 'sideways'": (
         "--recipe",
         "r.json",

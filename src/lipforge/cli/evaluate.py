@@ -22,13 +22,13 @@ from lipforge.evaluation.estimate import PROBE, Estimate, estimate
 from lipforge.evaluation.intervals import Method
 from lipforge.evaluation.results import share_text
 from lipforge.evaluation.robust import BATCH_SIZE
-from lipforge.forge import forged, load_recipe, plain, straight_through
+from lipforge.forge import forged, load_recipe, plain, set_ratio_, straight_through
 from lipforge.models import load_model
 from lipforge.progress import duration
 from lipforge.ranks import process_group
 from lipforge.records import read_json
 from lipforge.runs import RunDir, record
-from lipforge.types import Norm, Threat
+from lipforge.types import Norm, Threat, parse_number
 
 VIEWS = {"plain": plain, "forged": forged, "straight_through": straight_through}
 LABELS = {"plain": "base", "forged": "forged", "straight_through": "straight_through"}
@@ -55,10 +55,11 @@ def evaluate_command(
     ] = None,
     norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf",
     eps: Annotated[str, typer.Option(help="Radius of the attacks.")] = "8/255",
-    recipe: Annotated[str | None, typer.Option(help="A recipe of `lipforge forge`: evaluate the forged model.")] = None,
+    recipe: Annotated[str | None, typer.Option(help="A recipe of `lipforge forge`: evaluate base and forged.")] = None,
+    ratio: Annotated[str | None, typer.Option(help="With --recipe: another ratio than the recipe's.")] = None,
     view: Annotated[
         list[str] | None,
-        typer.Option(help="With --recipe: forged (default), plain or straight_through; repeatable."),
+        typer.Option(help="With --recipe: only plain, forged or straight_through; repeatable."),
     ] = None,
     limit: options.Limit = None,
     seed: options.Seed = None,
@@ -95,7 +96,7 @@ def evaluate_command(
 
     lipforge evaluate cifar10-resnet --attack autoattack --limit 200 --run runs/x
 
-    lipforge evaluate cifar10-resnet --recipe recipe.json --view plain --view forged --attack pgd:steps=50 --run runs/x
+    lipforge evaluate cifar10-resnet --recipe recipe.json --ratio 2^-7 --attack pgd:steps=50 --run runs/x
 
     lipforge evaluate wrn-28-10 --no-weights --attack autoattack:version=standard --estimate --devices 8
 
@@ -111,7 +112,7 @@ def evaluate_command(
         folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
         images = options.open_data(data, limit, seed, root, folder)
         loaded = load_model(model, weights, weights_dir=weights_dir, pretrained=not no_weights, classes=classes)
-        subjects = _subjects(loaded.to(where), recipe, view)
+        subjects = _subjects(loaded.to(where), recipe, ratio, view)
         pairs = [(subject, one) for one in attacks for subject in subjects]
         if estimate:
             if rank.is_first:
@@ -145,19 +146,25 @@ def parse(text: str) -> Attack:
     return autoattack("fast") if text.strip() == "autoattack" else parse_attack(text)
 
 
-def _subjects(model: nn.Module, recipe: str | None, views: list[str] | None) -> list[Subject]:
+def _subjects(model: nn.Module, recipe: str | None, ratio: str | None, views: list[str] | None) -> list[Subject]:
     if recipe is None:
-        if views:
-            raise InputError("--view chooses a view of a forged model and needs --recipe")
+        if views or ratio is not None:
+            raise InputError("--view and --ratio are about a forged model and need --recipe")
         return [Subject("base", model, {})]
     wrong = [name for name in views or () if name not in VIEWS]
     if wrong:
         raise InputError(f"--view must be one of {', '.join(VIEWS)}, got {wrong[0]!r}")
     load_recipe(recipe).apply_(model)
+    if ratio is not None:
+        set_ratio_(model, parse_number(ratio, name="ratio"))
     digest = hashlib.sha256(repr(read_json(recipe)).encode()).hexdigest()
     return [
-        Subject(LABELS[name], VIEWS[name](model), {} if name == "plain" else {"recipe": digest, "view": name})
-        for name in dict.fromkeys(views or ["forged"])
+        Subject(
+            LABELS[name],
+            VIEWS[name](model),
+            {} if name == "plain" else {"recipe": digest, "view": name, "ratio": ratio},
+        )
+        for name in dict.fromkeys(views or ["plain", "forged"])
     ]
 
 
