@@ -71,3 +71,10 @@ def test_nothing_is_run_when_nothing_stands():
 def test_a_cascade_of_nothing_is_refused():
     with pytest.raises(InputError, match="at least one attack"):
         Cascade(())
+
+
+def test_whoever_watches_is_told_each_attack_as_it_begins():
+    model, told = small_net(), list[str]()
+    x, y = small_images(model, 10)
+    Cascade((PGD(steps=2), FGSM(step=0.3))).run(model, x, y, threat=Threat("linf", 1e-4), watch=told.append)
+    assert told == ["cascade", "pgd:steps=2", "fgsm:step=0.3"]

@@ -52,7 +52,7 @@ class Attack(Protocol):
         trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
         trial.watch = watch
         if len(x):
-            trial.announce(spelled(self))
+            trial.announce(self.name)
             self.attack(trial)
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)

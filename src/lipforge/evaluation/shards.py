@@ -102,7 +102,7 @@ class Job:
 
 def images_path(task: Task, images: range) -> Path:
     """Where the adversarial images of a shard are kept."""
-    return task.path(task.ranges.index(images), ".safetensors")
+    return task.path(images.start // task.size, ".safetensors")
 
 
 def has_images(task: Task, images: range) -> bool:

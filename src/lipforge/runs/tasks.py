@@ -41,7 +41,16 @@ class Task:
     @property
     def ranges(self) -> list[range]:
         """The positions of each shard's images."""
-        return [range(first, min(first + self.size, self.count)) for first in range(0, self.count, self.size)]
+        return [self.images(index) for index in range(self.shards)]
+
+    @property
+    def shards(self) -> int:
+        """How many shards there are."""
+        return -(-self.count // self.size)
+
+    def images(self, index: int) -> range:
+        """The positions of one shard's images."""
+        return range(index * self.size, min((index + 1) * self.size, self.count))
 
     def path(self, index: int, suffix: str = ".json") -> Path:
         """Where a shard's file is."""
@@ -63,7 +72,7 @@ class Task:
 
     def write(self, index: int, result: Mapping[str, Any]) -> None:
         """Write a shard whole, with what it takes to recognise damage."""
-        images = self.ranges[index]
+        images = self.images(index)
         content = {"first": images.start, "count": len(images), "task": self.digest, "sha256": digest_of(result)}
         write_json(self.path(index), {**content, "result": result})
 
@@ -83,7 +92,7 @@ class Task:
                     path.unlink(missing_ok=True)
 
     def _load(self, index: int) -> dict[str, Any] | None:
-        images, path = self.ranges[index], self.path(index)
+        images, path = self.images(index), self.path(index)
         try:
             content = json.loads(path.read_bytes())
         except FileNotFoundError:

@@ -48,26 +48,26 @@ def work(
                 done[index] = shard
                 if status is not None:
                     status.see(shard)
-                step(len(task.ranges[index]))
+                step(len(task.images(index)))
 
         look()
-        for index in _drawn(len(task.ranges), store):
+        for index in _drawn(task.shards, store):
             if index not in done and _compute(shelf, task, index, compute):
                 look()
         pause, longest = PATIENCE
-        while missing := [index for index in range(len(task.ranges)) if index not in done]:
+        while missing := [index for index in range(task.shards) if index not in done]:
             if not any(_compute(shelf, task, index, compute) for index in missing):
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
             look()
-        return [done[index] for index in range(len(task.ranges))]
+        return [done[index] for index in range(task.shards)]
 
 
 def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Compute) -> bool:
     """Compute a shard unless someone else has done so or is at it; false if someone else is at it."""
     with shelf.claim(index) as mine:
         if mine and not shelf.has(index):
-            shelf.put(index, to_plain(dict(compute(task.ranges[index]))))
+            shelf.put(index, to_plain(dict(compute(task.images(index)))))
         return mine
 
 
@@ -84,7 +84,7 @@ class _Folder:
 
     def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         for index in sorted(self.task.finished() - known.keys()):
-            if index < len(self.task.ranges) and (shard := self.task.read(index)) is not None:
+            if index < self.task.shards and (shard := self.task.read(index)) is not None:
                 yield index, shard
 
 
@@ -93,7 +93,7 @@ class _Memory:
 
     def __init__(self, task: Task, store: Store | None) -> None:
         self.store, self.own = store, dict[int, dict[str, Any]]()
-        self.count = len(task.ranges)
+        self.count = task.shards
 
     @contextmanager
     def claim(self, index: int) -> Iterator[bool]:

@@ -1,0 +1,127 @@
+"""What a run directory and progress cost, and what a second rank brings.
+
+    python benchmarks/evaluation.py [--quick]
+
+Overhead: `evaluate` into a run directory, with a progress bar, against the bare attack on the same batches, in turns,
+one thread; the median of paired ratios. Ranks: the same evaluation by `torchrun --nproc-per-node 2`, one thread each,
+against one process with one thread; seconds of work inside the processes, without their start. Needs an idle machine
+with two cores. The last line is JSON; it is also written to benchmarks/results/evaluation.json.
+"""
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.attacks import PGD, Attack
+from lipforge.attacks.queries import is_fooled
+from lipforge.batching import ImageData
+from lipforge.data import load_data
+from lipforge.evaluation import evaluate
+from lipforge.models import load_model
+from lipforge.ranks import leave, process_group
+from lipforge.records import write_json
+from lipforge.runs import RunDir
+from lipforge.types import Threat
+
+RESULTS = Path(__file__).parent / "results" / "evaluation.json"
+THREAT = Threat("linf", "8/255")
+BATCH = 25
+TARGETS = {"overhead": 1.02, "two_ranks": 1.7}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer images and rounds: a rough look")
+    parser.add_argument("--rank-of", help=argparse.SUPPRESS)
+    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.rank_of:
+        rank(Path(options.rank_of), options.count)
+        return
+    count, rounds = (50, 3) if options.quick else (200, 7)
+    results: dict[str, object] = {"overhead": overhead(count, rounds), "ranks": ranks(count, max(rounds // 2, 1))}
+    results.update(count=count, batch=BATCH, attack="pgd:steps=10", torch=torch.__version__, cores=os.cpu_count())
+    for name, row in (("overhead", results["overhead"]), ("two_ranks", results["ranks"])):
+        print(f"{name}: {row} target {TARGETS[name]}")
+    write_json(RESULTS, results)
+    print(json.dumps(results))
+
+
+def overhead(count: int, rounds: int) -> dict[str, float]:
+    """Seconds of an evaluation with all that comes with it over those of the bare attack."""
+    model, data, attack = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count), PGD(steps=10)
+    batches = [data.batch(list(range(first, first + BATCH))) for first in range(0, count, BATCH)]
+    bare(model, batches[:1], attack)
+    ratios = []
+    for number in range(rounds):
+        work = {"bare": lambda: bare(model, batches, attack), "kept": lambda: kept(model, data, attack)}
+        order = sorted(work, reverse=number % 2 == 0)
+        seconds = {name: timed(work[name]) for name in order}
+        ratios.append(seconds["kept"] / seconds["bare"])
+    low, middle, high = statistics.quantiles(ratios, n=4)
+    return {"ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
+
+
+def bare(model: nn.Module, batches: list[tuple[Tensor, Tensor]], attack: Attack) -> None:
+    """The clean pass and the attack, and nothing else."""
+    for x, y in batches:
+        right = ~is_fooled(model, x, y)
+        attack.run(model, x[right], y[right], threat=THREAT)
+
+
+def kept(model: nn.Module, data: ImageData, attack: Attack) -> None:
+    """The same as an evaluation into a new run directory, with its progress bar drawn."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), RunDir.open(folder) as run:
+        evaluate(model, data, attack, THREAT, run=run, batch_size=BATCH, show=True)
+
+
+def ranks(count: int, rounds: int) -> dict[str, float]:
+    """How many times as fast two ranks of one thread are as one."""
+    ratios = []
+    for _ in range(rounds):
+        one, two = started(1, count), started(2, count)
+        ratios.append(one / two)
+    return {"speedup": round(statistics.median(ratios), 3), "low": min(ratios), "high": max(ratios)}
+
+
+def started(number: int, count: int) -> float:
+    """The seconds that the slowest of so many ranks worked."""
+    with tempfile.TemporaryDirectory() as folder:
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
+        command = [*torchrun, __file__, "--rank-of", folder, "--count", str(count)]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        subprocess.run(command, check=True, env=environment, capture_output=True, timeout=1800)
+        return max(float(path.read_text()) for path in Path(folder).glob("*.seconds"))
+
+
+def rank(folder: Path, count: int) -> None:
+    """One rank: load, wait for the others, evaluate, and say how long it took."""
+    model, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count)
+    with process_group(torch.device("cpu")) as me, RunDir.open(folder / "run") as run:
+        bare(model, [data.batch(list(range(BATCH)))], PGD(steps=1))
+        seconds = timed(lambda: evaluate(model, data, PGD(steps=10), THREAT, run=run, batch_size=BATCH, show=False))
+    (folder / f"{me.index}.seconds").write_text(str(seconds))
+    leave(0)
+
+
+def timed(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
