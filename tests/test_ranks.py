@@ -1,13 +1,16 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import lipforge
-from lipforge.ranks import Rank, own_device, process_group
+from lipforge.errors import RunError
+from lipforge.ranks import Rank, meet, own_device, process_group
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -39,3 +42,19 @@ def test_leaving_flushes_what_was_printed_and_skips_the_teardown():
     path = {**os.environ, "PYTHONPATH": str(Path(lipforge.__file__).parents[1])}
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=path)
     assert (process.returncode, process.stdout) == (3, "done\n")
+
+
+def test_ranks_agree_on_a_name_that_ranks_before_them_did_not_have():
+    store = dist.HashStore()  # type: ignore[attr-defined]  # no stubs
+    store.set(f"lipforge-asks/{store.add('lipforge-asks', 1)}", "a rank that died while it asked")
+    names = []
+    for _ in range(2):
+        with ThreadPoolExecutor(3) as ranks:
+            names.append(set(ranks.map(lambda index: meet(store, index, 3), range(3))))
+    assert [len(one) for one in names] == [1, 1]
+    assert names[0] != names[1]
+
+
+def test_ranks_that_do_not_arrive_are_not_waited_for_for_ever():
+    with pytest.raises(RunError, match=r"not all of the 2 processes .* after 0\.05 s"):
+        meet(dist.HashStore(), 0, 2, patience=0.05)  # type: ignore[attr-defined]  # no stubs

@@ -57,3 +57,15 @@ def progress(label: str, total: int | None, *, show: bool | None = None, status:
         patience.join()
         if bar.live.is_started:
             bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them.
+
+    >>> duration(0.25), duration(12.3), duration(320), duration(9000), duration(1e6)
+    ('0.2 s', '12 s', '5.3 min', '2.5 h', '11.6 days')
+    """
+    for unit, size, most in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 48 * 3600)):
+        if seconds < most:
+            return f"{seconds / size:.{0 if unit == 's' and seconds >= 1 else 1}f} {unit}"
+    return f"{seconds / 86400:.1f} days"

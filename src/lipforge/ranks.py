@@ -1,13 +1,18 @@
 """One process, or one of several that torchrun started."""
 
 import os
+import secrets
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
+
+from lipforge.errors import RunError
 
 
 @dataclass(frozen=True)
@@ -61,12 +66,66 @@ def process_group(device: torch.device) -> Iterator[Rank]:
     if join:
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        store = open_store()
+        fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[attr-defined, arg-type]  # no stubs
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=fresh, rank=index, world_size=count)
     try:
         yield Rank(dist.get_rank(), dist.get_world_size())
     finally:
         if join:
             dist.destroy_process_group()
+
+
+class Store(Protocol):
+    """What is used of torch's key-value stores."""
+
+    def add(self, key: str, amount: int) -> int: ...
+
+    def set(self, key: str, value: str) -> None: ...
+
+    def get(self, key: str) -> bytes: ...
+
+    def check(self, keys: list[str]) -> bool: ...
+
+
+def open_store(*, join: bool = False) -> Store:
+    """The store where all ranks meet: torchrun's own, or one that the first rank opens; `join` never opens one."""
+    hosted = join or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stubs for its public stores
+        os.environ["MASTER_ADDR"],
+        int(os.environ["MASTER_PORT"]),
+        is_master=not hosted and os.environ["RANK"] == "0",
+        wait_for_workers=False,
+        multi_tenant=True,
+    )
+    return store
+
+
+def meet(store: Store, index: int, count: int, *, patience: float = 600.0) -> str:
+    """A name that the ranks agree on and that no ranks before them had.
+
+    torchrun's store outlives ranks that it restarts, and nothing that they are told counts the restarts alike on all
+    machines. Ranks that find the addresses of dead ones wait for them in vain. So each rank asks with a number of its
+    own and the first answers whoever asked, dead or not, until all that live have said that they heard.
+    """
+    own = secrets.token_hex(8)
+    if index > 0:
+        store.set(f"lipforge-asks/{store.add('lipforge-asks', 1)}", own)
+        name = store.get(f"lipforge-answer/{own}").decode()
+        store.add(f"lipforge-heard/{name}", 1)
+        return name
+    answered, deadline = 0, time.monotonic() + patience
+    while store.add(f"lipforge-heard/{own}", 0) < count - 1:
+        if time.monotonic() > deadline:
+            raise RunError(f"not all of the {count} processes that torchrun started have arrived after {patience:g} s")
+        asked = store.add("lipforge-asks", 0)
+        for number in range(answered + 1, asked + 1):
+            store.set(f"lipforge-answer/{store.get(f'lipforge-asks/{number}').decode()}", own)
+        answered = asked
+        time.sleep(0.01)
+    return own
 
 
 def leave(code: int) -> None:

@@ -30,7 +30,7 @@ from tests.attacks.test_checks import Rounding
             "fast",
             (
                 APGD(steps=20, loss="margin"),
-                TargetedAPGD(steps=20, targets=3, loss="margin", order="near"),
+                TargetedAPGD(steps=20, targets=2, loss="margin", order="near"),
                 Rounds(),
                 Escalate(),
             ),

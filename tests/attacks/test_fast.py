@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, Cascade, Escalate, Rounds
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Rounds, autoattack
+from lipforge.attacks.base import is_fooled
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
 from lipforge.types import Threat
@@ -19,25 +20,45 @@ def _run(attack, count=10):
     return attack.run(model, x, y, threat=THREAT)
 
 
-def test_images_that_gain_nothing_get_one_round_and_are_reported_as_given_up():
-    # A round may gain the whole way from the clean image, which is below 100 times the clean margin.
-    result = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=0.0))
-    # The clean image, the slope toward the 3 candidates, and 6 points toward each of 2 targets
-    assert result.forwards.tolist() == [1 + 1 + 2 * 6] * 10
-    assert result.backwards.tolist() == [3 + 2 * 5] * 10
+def test_an_image_far_from_the_boundary_gets_no_round_and_is_reported_as_given_up():
+    result = _run(Rounds(steps=5, rounds=4, near=0.5))
+    # At this eps every image keeps nearly all of its clean margin: the clean image is all that was looked at.
+    assert result.forwards.tolist() == [1] * 10
     assert result.given_up.all()
 
 
-def test_images_near_the_boundary_get_every_round():
-    result = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
-    assert result.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
-    assert not result.given_up.any()
+def test_every_round_asks_for_images_twice_as_near():
+    # b is close to 1 for all images: below 7 / 2^(r - 1) in the rounds 1, 2 and 3, and not in round 4.
+    result = _run(Rounds(steps=5, targets=2, rounds=5, gain=100.0, near=7.0))
+    # The clean image, the slope toward the 3 candidates, and 6 points toward each of 2 targets in 3 rounds
+    assert result.forwards.tolist() == [1 + 1 + 3 * 2 * 6] * 10
+    assert result.backwards.tolist() == [3 + 3 * 2 * 5] * 10
+    assert result.given_up.all()
+
+
+def test_images_that_keep_gaining_go_on_and_images_near_enough_get_every_round():
+    # The first round gains something from the clean image, however little; the second finds nothing new to speak of.
+    gaining = _run(Rounds(steps=5, targets=2, rounds=4, gain=1e-5, near=1.5))
+    assert (gaining.forwards >= 1 + 1 + 2 * 2 * 6).all()
+    near = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
+    assert near.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
+    assert not near.given_up.any()
+
+
+def test_an_image_far_from_the_boundary_costs_what_the_page_says():
+    model = small_net(classes=10)
+    x, y = small_images(model, 40)
+    result = autoattack("fast", prepare=False).run(model, x, y, threat=Threat("linf", 1e-5))
+    assert result.given_up.all()
+    assert result.forwards[32:].tolist() == [86] * 8
+    assert result.backwards[32:].tolist() == [69] * 8
+    assert result.forwards[:32].tolist() == [86 + 2] * 32  # the checks of the model
 
 
 def test_an_image_that_is_fooled_is_not_given_up():
     model = small_net()
     x, y = small_images(model, 40)
-    result = Rounds(steps=10).run(model, x, y, threat=Threat("linf", 0.01))
+    result = Rounds(steps=10, near=10.0).run(model, x, y, threat=Threat("linf", 0.01))
     assert 5 < result.fooled.sum() < 40
     assert not (result.given_up & result.fooled).any()
 
@@ -66,7 +87,7 @@ def test_images_without_gradients_are_escalated_to_the_standard_cascade():
     [
         (Rounds, {"steps": 0}, "at least 1"),
         (Rounds, {"rounds": 0}, "at least 1"),
-        (Rounds, {"gain": -1.0}, "gain and near"),
+        (Rounds, {"gain": 0.0}, "gain must be above 0"),
         (Escalate, {"queries": 0}, "queries and restarts"),
     ],
 )
@@ -84,3 +105,21 @@ def test_resting_images_cost_nothing():
         APGD(steps=3).attack(trial)
     assert trial.forwards.tolist() == [1, 5, 1, 1, 5, 1]
     assert trial.standing().tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_a_branch_brings_back_what_it_found_and_what_it_cost():
+    model = small_net()
+    x, y = small_images(model, 30)
+    trial = Trial(model, x, y, threat=Threat("linf", 0.015), seed=0, sample_ids=torch.arange(30))
+    trial.clean_logits()
+    at = torch.tensor([3, 7, 8, 20]).repeat(2)
+    branch = trial.branch(at)
+    PGD(steps=4, loss="margin").attack(branch)
+    trial.merge(branch, at)
+    assert 0 < trial.fooled.sum() < 4
+    assert torch.equal(trial.fooled, is_fooled(model, trial.images, y))
+    others = torch.ones(30, dtype=torch.bool).index_fill(0, at, False)
+    assert trial.forwards[others].tolist() == [1] * 26
+    assert int(trial.forwards.sum()) == 30 + int(branch.forwards.sum())
+    assert int(trial.backwards.sum()) == int(branch.backwards.sum())
+    assert trial.closest[3] == branch.closest[[0, 4]].max()

@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from lipforge.attacks import PGD, Attack
 from lipforge.errors import InputError, RunError
-from lipforge.evaluation.contest import Contest, Entrant, load
+from lipforge.evaluation.contest import Contest, Entrant
 from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.scores import RatioScore, SearchResult, best_of, choose, clean_score, label_of, robust_fields
 from lipforge.evaluation.search import neighbourhood, search_ratio
-from lipforge.evaluation.tally import Found, Tally
+from lipforge.evaluation.tally import Found, Tally, load
 from lipforge.records import to_json
 from lipforge.runs import RunDir, record
 from lipforge.types import Threat
@@ -224,6 +224,8 @@ def test_ratios_far_from_the_best_clean_one_are_not_attacked():
     """The labels are those of the base, so the clean accuracy falls with the tilt."""
     status = {one.ratio: one.status for one in search(ratios=(0.001, 0.3, 0.6)).scores}
     assert status == {0.0: "base", 0.001: "attacked", 0.3: "attacked", 0.6: "not attacked"}
+    every = {one.ratio: one.status for one in search(ratios=(0.001, 0.3, 0.6), all_ratios=True, rounds=1).scores}
+    assert every == {0.0: "base", 0.001: "attacked", 0.3: "attacked", 0.6: "attacked"}
 
 
 class Wrong(Tilted):

@@ -22,6 +22,8 @@ from lipforge.attacks.losses import (
 )
 from lipforge.attacks.parse import parse_attack, text_form
 from lipforge.attacks.pgd import PGD
+from lipforge.attacks.prepare import Precision, prepare
+from lipforge.attacks.queries import Prepared
 from lipforge.attacks.square import Square
 from lipforge.attacks.trial import AttackResult, Stage, Trial
 
@@ -40,6 +42,8 @@ __all__ = [
     "Cascade",
     "Escalate",
     "Loss",
+    "Precision",
+    "Prepared",
     "Rounds",
     "Square",
     "Stage",
@@ -51,6 +55,7 @@ __all__ = [
     "dlr",
     "margin",
     "parse_attack",
+    "prepare",
     "spelled",
     "square_notes",
     "targeted_dlr",

@@ -7,7 +7,7 @@ first step with its start; a random model's logits are the mean over the repeats
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal, cast, get_args
 
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack
@@ -15,6 +15,7 @@ from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.checks import class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds
+from lipforge.attacks.prepare import Precision
 from lipforge.attacks.standard import TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
@@ -24,14 +25,24 @@ Version = Literal["standard", "plus", "rand", "fast"]
 
 @dataclass(frozen=True)
 class AutoAttack(Attack):
-    """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings."""
+    """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings.
+
+    With `prepare` it searches on a quicker stand-in where there is one, made for each batch (see `prepare`), under
+    autocast if `precision` says so. A model that is `Prepared` already is taken as it is.
+    """
 
     name: ClassVar[str] = "autoattack"
     version: str = "standard"
+    prepare: bool = True
+    precision: str = "float32"
 
     def __post_init__(self) -> None:
         if self.version not in get_args(Version):
             raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}")
+        if self.precision not in get_args(Precision):
+            raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, got {self.precision!r}")
+        if self.precision != "float32" and not self.prepare:
+            raise InputError(f"precision {self.precision} is that of a prepared model; leave prepare at true")
 
     def attack(self, trial: Trial) -> None:
         """Check the model, run the cascade, and note what is suspicious."""
@@ -39,6 +50,8 @@ class AutoAttack(Attack):
         trial.notes += model_notes(trial, random_expected=self.version == "rand")
         if self.version in ("standard", "plus") or classes < 3:
             trial.notes += class_notes(classes, targets=TARGETS)
+        if self.prepare and self.version != "rand":
+            trial.prepare(cast(Precision, self.precision))
         self.cascade(classes).attack(trial)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
@@ -57,16 +70,16 @@ class AutoAttack(Attack):
             return Cascade((*untargeted, square, targeted, fab))
         if self.version == "rand":
             return Cascade((APGD(repeats=20), APGD(loss=dlr, repeats=20)))
-        nearest = TargetedAPGD(steps=20, targets=min(3, classes - 1), loss="margin", order="near")
+        nearest = TargetedAPGD(steps=20, targets=min(2, classes - 1), loss="margin", order="near")
         return Cascade((APGD(steps=20, loss="margin"), nearest, Rounds(targets=min(2, classes - 1)), Escalate()))
 
 
-def autoattack(version: Version = "standard") -> AutoAttack:
+def autoattack(version: Version = "standard", *, prepare: bool = True, precision: Precision = "float32") -> AutoAttack:
     """AutoAttack in the version "standard", "plus" (more restarts), "rand" (for models with random outputs) or "fast".
 
-    "fast" is our own cascade, from cheap to dear: 20 APGD steps on the margin, 20 toward each of the three nearest
-    classes, then rounds of 50 toward the two nearest, on the images that are worth it (the stopping rule is that of
+    "fast" is our own cascade, from cheap to dear: 20 APGD steps on the margin, 20 toward each of the two nearest
+    classes, then rounds of 50 toward the same two, on the images that are worth it (the stopping rule is that of
     `Rounds`). A short Square then looks for masked gradients, and suspicious images get the standard cascade. Images
     that the rule gave up are in the result's `given_up`.
     """
-    return AutoAttack(version)
+    return AutoAttack(version, prepare, precision)

@@ -11,16 +11,17 @@ from torch import Tensor
 
 from lipforge.attacks.trial import Stage, Trial
 
-LOOKED_AT = 64
+LOOKED_AT = 32
 """Images of the batch that the checks ask the model about."""
 
 
 def model_notes(trial: Trial, *, random_expected: bool = False) -> list[str]:
-    """What is suspicious about the model's outputs; costs up to three forwards on the first images of the batch."""
+    """What is suspicious about the model's outputs; costs two forwards on the first images of the batch."""
     clean = trial.clean_logits()[:LOOKED_AT]
     at = torch.arange(len(clean), device=clean.device)
     notes = []
-    if not random_expected and differs(clean, [trial.logits(trial.x[at], at) for _ in range(2)]):
+    again, adapts = watched_logits(trial, at)
+    if not random_expected and differs(clean, [again, trial.logits(trial.x[at], at)]):
         notes.append(
             "the model's outputs differ between repeated forwards: it is random or keeps state, and these attacks "
             'mean little; use autoattack("rand")'
@@ -29,7 +30,7 @@ def model_notes(trial: Trial, *, random_expected: bool = False) -> list[str]:
         notes.append(
             "the model's outputs look like probabilities, not logits: gradients vanish behind a softmax; leave it out"
         )
-    if takes_gradients(trial, at):
+    if adapts:
         notes.append(
             "the model computes gradients inside its forward pass: it adapts to the image it is shown, and attacks "
             "that do not know how may overestimate its robustness"
@@ -48,8 +49,8 @@ def sums_to_one(logits: Tensor) -> bool:
     return bool(((logits > -1e-5) & (logits < 1 + 1e-5)).all() and ((logits.sum(dim=1) - 1).abs() < 1e-5).all())
 
 
-def takes_gradients(trial: Trial, at: Tensor) -> bool:
-    """Whether the model calls autograd while it computes its outputs."""
+def watched_logits(trial: Trial, at: Tensor) -> tuple[Tensor, bool]:
+    """The model's outputs, and whether it calls autograd while it computes them."""
     watched = {function.__code__ for function in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
     seen = []
 
@@ -60,10 +61,10 @@ def takes_gradients(trial: Trial, at: Tensor) -> bool:
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        trial.logits(trial.x[at], at)
+        logits = trial.logits(trial.x[at], at)
     finally:
         sys.setprofile(before)
-    return bool(seen)
+    return logits, bool(seen)
 
 
 def gradient_notes(trial: Trial) -> list[str]:

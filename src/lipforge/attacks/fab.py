@@ -75,7 +75,7 @@ class FAB(Attack):
             # The hyperplane stays the one seen from the point itself; only where the jump starts is pulled back.
             pulled = torch.where(crossed[:, None, None, None], x + self.beta * (point - x), point)
             gap = gap + (normal * (pulled - point)).flatten(1).sum(dim=1)
-            rows = ~(crossed & inside)
+            rows = ~trial.fooled[at]
             at, x, pulled, gap, normal = at[rows], x[rows], pulled[rows], gap[rows], normal[rows]
             point = self._jump(pulled, x, gap, normal, threat)
         rows = distance(point - x, threat) <= threat.eps

@@ -21,9 +21,10 @@ from lipforge.errors import InputError
 class Rounds(Attack):
     """Rounds of targeted APGD from new starts toward the `targets` nearest classes, on the images worth a round.
 
-    The stopping rule, for each image by itself: let m be its clean margin and b the smallest margin that anything has
-    found for it, in units of m. After each round an image is given up if the round lowered b by less than `gain`,
-    unless b is below `near`: an image so close to the boundary gets all `rounds`. All images get one round.
+    The stopping rule, for each image by itself: let b be the smallest margin that anything has found for it, as a
+    share of its clean margin. Round r = 1, 2, ..., `rounds` is run if b is below `near` / 2^(r - 1), or if the round
+    before lowered b by at least `gain`. The first round it does not get gives the image up: budget goes to the images
+    that are close, twice as close for each further round, and to those that are still coming closer.
     """
 
     name: ClassVar[str] = "rounds"
@@ -31,36 +32,42 @@ class Rounds(Attack):
     targets: int = 2
     rounds: int = 4
     gain: float = 0.02
-    near: float = 0.1
+    near: float = 0.15
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.targets < 1 or self.rounds < 1:
             raise InputError(
                 f"steps, targets and rounds must be at least 1, got {self.steps}, {self.targets} and {self.rounds}"
             )
-        if not (self.gain >= 0 and self.near >= 0):
-            raise InputError(f"gain and near must be at least 0, got {self.gain} and {self.near}")
+        if not (self.gain > 0 and self.near >= 0):
+            raise InputError(f"gain must be above 0 and near at least 0, got {self.gain} and {self.near}")
 
     def attack(self, trial: Trial) -> None:
         """Run the rounds; the trial remembers which images were given up before the last."""
         size = clean_margin(trial).clamp_min(1e-12)
         worth = trial.standing()
+        gained = torch.zeros_like(size)
         for number in range(self.rounds):
+            left = -trial.closest[worth] / size[worth]
+            promising = (left < self.near / 2**number) | (gained[worth] >= self.gain)
+            trial.given_up[worth] = ~promising
+            worth = worth[promising]
             before = trial.closest[worth]
             with trial.only(worth):
                 self._round(trial, number)
-            left = -trial.closest[worth] / size[worth]
-            gained = (trial.closest[worth] - before) / size[worth]
-            promising = (gained >= self.gain) | (left < self.near)
-            if number < self.rounds - 1:
-                trial.given_up[worth] = ~promising & ~trial.fooled[worth]
-            worth = worth[promising & ~trial.fooled[worth]]
+            gained[worth] = (trial.closest[worth] - before) / size[worth]
+            worth = worth[~trial.fooled[worth]]
 
     def _round(self, trial: Trial, number: int) -> None:
-        schedule = Schedule(self.steps, rho=0.75)
-        for rank, target in enumerate(targets_by_distance(trial, self.targets)):
-            goal = toward(trial, targeted_margin, target)
-            climb(trial, goal, schedule, stream="rounds", counter=number * self.targets + rank)
+        at = trial.standing()
+        if len(at) == 0:
+            return
+        targets = targets_by_distance(trial, self.targets)
+        rows = at.repeat(len(targets))
+        branch, target = trial.branch(rows), torch.cat([target[at] for target in targets])
+        goal = toward(branch, targeted_margin, target)
+        climb(branch, goal, Schedule(self.steps, rho=0.75), stream="rounds", counter=number)
+        trial.merge(branch, rows)
 
 
 @dataclass(frozen=True)
@@ -72,7 +79,7 @@ class Escalate(Attack):
     """
 
     name: ClassVar[str] = "escalate"
-    queries: int = 50
+    queries: int = 20
 
     def __post_init__(self) -> None:
         Square(queries=self.queries)

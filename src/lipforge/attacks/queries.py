@@ -1,5 +1,7 @@
 """Asking a model: every logit that an attack sees comes through here, checked."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor, nn
 
@@ -8,10 +10,25 @@ from lipforge.errors import InputError, ModelError
 from lipforge.types import Classifier
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A classifier with a quicker stand-in: attacks search on `quick`, and only `original` decides who is fooled.
+
+    Called like any classifier, it is the original.
+    """
+
+    original: Classifier
+    quick: Classifier
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.original(x)
+
+
 def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | None) -> Tensor:
     """The sample ids to use, after refusing whatever would make an attack's result meaningless."""
-    if isinstance(model, nn.Module):
-        check_eval(model)
+    original = model.original if isinstance(model, Prepared) else model
+    if isinstance(original, nn.Module):
+        check_eval(original)
     check_images(x)
     if y.shape != (len(x),) or y.is_floating_point():
         raise InputError(f"labels must be integers (N,), one per image, got {y.dtype} {tuple(y.shape)} for {len(x)}")
@@ -21,23 +38,29 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
     return ids
 
 
-def logits_of(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
-    """The model's logits (N, K), checked: finite, one row per image, and with a column for every label."""
+def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None) -> Tensor:
+    """The model's logits (N, K), checked: one row per image, and finite; an error names the image by its id."""
     logits = model(x)
     if logits.ndim != 2 or len(logits) != len(x):
         raise ModelError(f"the model must return logits ({len(x)}, K), got {tuple(logits.shape)}")
-    finite = logits.isfinite().all(dim=1)
+    finite = logits.isfinite()
     if not finite.all():
-        wrong = int((~finite).nonzero()[0])
-        raise ModelError(f"the model returned NaN or infinite logits for image {wrong} of the batch")
-    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < logits.shape[1]):
-        raise InputError(
-            f"labels must lie in [0, {logits.shape[1]}), the model's classes; got [{int(y.min())}, {int(y.max())}]"
-        )
+        wrong = int((~finite.all(dim=1)).nonzero()[0])
+        raise ModelError(f"the model returned NaN or infinite logits for image {wrong if ids is None else ids[wrong]}")
     return logits
+
+
+def check_labels(y: Tensor, classes: int) -> None:
+    """Raise unless every label is one of the model's classes."""
+    if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+        raise InputError(
+            f"labels must lie in [0, {classes}), the model's classes; got [{int(y.min())}, {int(y.max())}]"
+        )
 
 
 @torch.no_grad()
 def is_fooled(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
     """Which images (N,) the model does not put into the class `y`."""
-    return logits_of(model, x, y).argmax(dim=1) != y
+    logits = logits_of(model, x)
+    check_labels(y, logits.shape[1])
+    return logits.argmax(dim=1) != y

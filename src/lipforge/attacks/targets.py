@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks.norms import dual_size
-from lipforge.attacks.queries import logits_of
 from lipforge.attacks.trial import Trial
 
 CANDIDATES = 9
@@ -42,7 +41,7 @@ def differences(
     """The logits, and for each column of `classes` (M, C) the gap z_t - z_y (M,) to that class and its gradient."""
     point = point.detach().requires_grad_()
     with torch.enable_grad():
-        logits = logits_of(trial.model, point, trial.y[at])
+        logits = trial.ask(point, at)
         gaps = logits.gather(1, classes) - logits.gather(1, trial.y[at][:, None])
     trial.forwards[at] += 1
     trial.backwards[at] += classes.shape[1]

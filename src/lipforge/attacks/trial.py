@@ -11,7 +11,8 @@ from torch import Tensor
 
 from lipforge.attacks.losses import Loss, TargetedLoss, margin
 from lipforge.attacks.norms import inside
-from lipforge.attacks.queries import logits_of
+from lipforge.attacks.prepare import CHECKED, Precision, prepare
+from lipforge.attacks.queries import Prepared, check_labels, logits_of
 from lipforge.errors import ModelError
 from lipforge.types import Classifier, Threat
 
@@ -65,11 +66,15 @@ class Trial:
     """The images of one batch while attacks work on those that stand.
 
     Attacks address images by their positions `at` (M,) in the batch, so that fooled ones can leave at any time. All
-    passes through the model go through here, which is what makes the counts true.
+    passes through the model go through here, which is what makes the counts true. Attacks search on `quick`, which is
+    the model itself unless it was prepared; a success counts only once the model itself, asked again, is fooled.
     """
 
     def __init__(self, model: Classifier, x: Tensor, y: Tensor, *, threat: Threat, seed: int, sample_ids: Tensor):
-        self.model, self.x, self.y, self.ids = model, x.detach(), y, sample_ids
+        self.model: Classifier = model
+        self.quick: Classifier = model
+        self.use(model)
+        self.x, self.y, self.ids = x.detach(), y, sample_ids
         self.threat, self.seed = threat, seed
         self.images = x.detach().clone()
         self.fooled = torch.zeros(len(x), dtype=torch.bool, device=x.device)
@@ -84,7 +89,6 @@ class Trial:
         self.stages: list[Stage] = []
         self.notes: list[str] = []
         self.watch: Callable[[str], None] | None = None
-        self._confirmed = torch.zeros_like(self.fooled)
         self._resting = torch.zeros_like(self.fooled)
         self._clean: Tensor | None = None
         self._settled = (0, 0, time.perf_counter())
@@ -93,6 +97,16 @@ class Trial:
         """Tell whoever watches which attack is about to begin."""
         if self.watch is not None:
             self.watch(attack)
+
+    def use(self, model: Classifier) -> None:
+        """Search on the stand-in of a prepared model from now on, and ask its original; or ask one model for both."""
+        self.model, self.quick = (model.original, model.quick) if isinstance(model, Prepared) else (model, model)
+
+    def prepare(self, precision: Precision = "float32") -> None:
+        """Search on a stand-in for the model from now on, unless it came with one; costs two forwards on a few."""
+        if self.quick is self.model:
+            self.use(prepare(self.model, self.x, precision=precision))
+            self.forwards[:CHECKED] += 2 * (self.quick is not self.model)
 
     def standing(self) -> Tensor:
         """The positions of the images that nothing has fooled yet, without those that rest."""
@@ -108,14 +122,37 @@ class Trial:
         finally:
             self._resting = before
 
+    def branch(self, at: Tensor) -> "Trial":
+        """A trial of its own for the images at these positions, each as often as it is named; `merge` brings it back.
+
+        Several runs on a few images then share their batches: a model is slow on one image at a time.
+        """
+        model = Prepared(self.model, self.quick)
+        branch = Trial(model, self.x[at], self.y[at], threat=self.threat, seed=self.seed, sample_ids=self.ids[at])
+        branch._clean = self.clean_logits()[at]
+        return branch
+
+    def merge(self, branch: "Trial", at: Tensor) -> None:
+        """Take in what a branch found for the images at these positions, and what it cost."""
+        self.forwards.index_add_(0, at, branch.forwards)
+        self.backwards.index_add_(0, at, branch.backwards)
+        self.closest.scatter_reduce_(0, at, branch.closest, "amax")
+        self.zero_gradient[at[branch.zero_gradient]] = True
+        # In order, so that of several images that fool the model for one the last is kept on every device.
+        for row in branch.fooled.nonzero().squeeze(1).tolist():
+            self.fooled[at[row]] = True
+            self.images[at[row]] = branch.images[row]
+
     def clean_logits(self) -> Tensor:
         """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
         if self._clean is None:
-            self._clean = self.logits(self.x, torch.arange(len(self.x), device=self.x.device))
+            with torch.no_grad():
+                self._clean = logits_of(self.model, self.x, self.ids)
+            self.forwards += 1
+            check_labels(self.y, self._clean.shape[1])
             self.closest = torch.maximum(self.closest, margin(self._clean, self.y).to(self.closest))
             wrong = (self._clean.argmax(dim=1) != self.y) & ~self.fooled
             self.fooled |= wrong
-            self._confirmed |= wrong
             for position in wrong.nonzero().squeeze(1).tolist():
                 self.outcome[position] = MISCLASSIFIED
         return self._clean
@@ -124,24 +161,27 @@ class Trial:
     def logits(self, x_adv: Tensor, at: Tensor, *, repeats: int = 1) -> Tensor:
         """The logits of `x_adv`, which stands in for the images at these positions; the mean of `repeats` forwards."""
         self.forwards[at] += repeats
-        passes = [logits_of(self.model, x_adv, self.y[at]) for _ in range(repeats)]
+        passes = [self.ask(x_adv, at) for _ in range(repeats)]
         return passes[0] if repeats == 1 else torch.stack(passes).mean(dim=0)
 
     def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, repeats: int = 1) -> Slope:
         """The goal's slope at `x_adv`, the mean over `repeats` passes where the model is random."""
         passes = [self._slope(x_adv, at, goal) for _ in range(repeats)]
         slope = passes[0] if repeats == 1 else Slope(*(torch.stack(part).mean(0) for part in zip(*passes, strict=True)))
-        self.zero_gradient[at] |= (slope.gradient == 0).flatten(1).all(dim=1)
+        self.zero_gradient[at] |= torch.linalg.vector_norm(slope.gradient.flatten(1), torch.inf, dim=1) == 0
         return slope
 
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
         """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more."""
-        standing = logits.argmax(dim=1) == self.y[at]
-        self.closest[at] = torch.maximum(self.closest[at], margin(logits, self.y[at]).to(self.closest))
+        value = margin(logits, self.y[at]).to(self.closest)
+        self.closest[at] = torch.maximum(self.closest[at], value)
+        standing = value < 0
         if not standing.all():
-            lost = at[~standing]
-            self.fooled[lost] = True
-            self.images[lost] = x_adv[~standing]
+            rows = (~standing).nonzero().squeeze(1)
+            fooled = self._confirm(x_adv[rows], at[rows])
+            standing[rows] = ~fooled
+            self.fooled[at[rows]] = fooled
+            self.images[at[rows[fooled]]] = x_adv[rows[fooled]]
         return standing
 
     def keep(self, x_adv: Tensor, at: Tensor) -> None:
@@ -149,8 +189,7 @@ class Trial:
         self.images[at] = x_adv
 
     def settle(self, attack: str) -> None:
-        """Close a stage, if anything was asked since the last: confirm what it fooled, and note what it cost."""
-        self._confirm()
+        """Close a stage, if anything was asked since the last: note what it fooled, and what it cost."""
         for position in self.fooled.nonzero().squeeze(1).tolist():
             if self.outcome[position] == ROBUST:
                 self.outcome[position] = attack
@@ -166,21 +205,26 @@ class Trial:
         tensors = (self.images, self.fooled, self.forwards, self.backwards, self.given_up & ~self.fooled, self.closest)
         return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
 
-    def _confirm(self) -> None:
-        """A success counts only if the model is fooled again in another batch, by an image inside the threat."""
-        at = (self.fooled & ~self._confirmed).nonzero().squeeze(1)
-        if len(at) == 0:
-            return
-        images = self.images[at]
-        again = self.logits(images, at).argmax(dim=1) != self.y[at]
-        self.fooled[at] = self._confirmed[at] = again & inside(images, self.x[at], self.threat)
+    def ask(self, x_adv: Tensor, at: Tensor) -> Tensor:
+        """The checked logits of the stand-in, not counted: for attacks that count their passes themselves."""
+        logits = logits_of(self.quick, x_adv, self.ids[at])
+        if self._clean is None:
+            check_labels(self.y, logits.shape[1])
+        return logits
+
+    @torch.no_grad()
+    def _confirm(self, x_adv: Tensor, at: Tensor) -> Tensor:
+        """Which images (M,) fool the model itself, in a batch of their own, and lie inside the threat."""
+        self.forwards[at] += 1
+        again = logits_of(self.model, x_adv, self.ids[at]).argmax(dim=1) != self.y[at]
+        return again & inside(x_adv, self.x[at], self.threat)
 
     def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
         self.forwards[at] += 1
         self.backwards[at] += 1
         x_adv = x_adv.detach().requires_grad_()
         with torch.enable_grad():
-            logits = logits_of(self.model, x_adv, self.y[at])
+            logits = self.ask(x_adv, at)
             if not logits.requires_grad:
                 raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
             value = goal(logits, at)

@@ -36,7 +36,7 @@ def gather(
         clean=paired(_left(base, []), _left(candidate, [])),
         plain=plain,
         union=union,
-        rows=_rows(base, candidate, stages),
+        rows=_rows(base, candidate, stages, shards),
         checks=found,
         base_effort=_effort(shards, "base"),
         candidate_effort=_effort(shards, "candidate"),
@@ -64,11 +64,14 @@ def _checks(
     )
 
 
-def _rows(base: list[str], candidate: list[str], stages: list[str]) -> tuple[AuditRow, ...]:
+def _rows(
+    base: list[str], candidate: list[str], stages: list[str], shards: Sequence[Mapping[str, Any]]
+) -> tuple[AuditRow, ...]:
     rows = []
-    for last in range(len(stages) + 1):
+    for last, name in enumerate(["clean", *stages]):
         left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
-        rows.append(AuditRow("clean" if last == 0 else stages[last - 1], left, right, (right - left) / len(base)))
+        spent = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in ("base", "candidate"))
+        rows.append(AuditRow(name, left, right, (right - left) / len(base), *spent))
     return tuple(rows)
 
 

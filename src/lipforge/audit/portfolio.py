@@ -43,6 +43,7 @@ class Front:
     notes: tuple[str, ...] = ()
     forwards: int = 0
     square: int = 0
+    gradients: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backwards = torch.zeros(len(self.x), dtype=torch.int64)
@@ -76,6 +77,7 @@ class Front:
         self.images[at] = result.images
         self.forwards += int(result.forwards.sum())
         self.backwards[places] += result.backwards.cpu()
+        self.gradients[stage] = self.gradients.get(stage, 0) + int(result.backwards.sum())
         if stage == PLAIN:
             self.square = sum(outcome.startswith("square") for outcome in result.outcome)
             # What Square broke is judged on all images together; in a shard one image is already a percent.
@@ -195,6 +197,7 @@ def _break_in_double(front: Front, places: list[int], seed: int) -> int:
         view, front.x[at].double(), front.y[at], threat=front.threat, seed=seed, sample_ids=front.ids[at]
     )
     front.backwards[places] += result.backwards.cpu()
+    front.gradients[DOUBLE] = int(result.backwards.sum())
     start, before = result.images.to(front.x.dtype), len(front.standing)
     whole = front.x.clone()
     whole[at] = start
@@ -225,4 +228,5 @@ def _sheet(front: Front) -> dict[str, Any]:
         "square": front.square,
         "forwards": front.forwards,
         "backwards": front.backwards.tolist(),
+        "gradients": front.gradients,
     }

@@ -17,12 +17,14 @@ class Check:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """How many images stand after this attack and all above it, and the difference of the shares."""
+    """How many images stand after this attack and all above it, the difference of the shares, and the gradients."""
 
     attack: str
     base: int
     candidate: int
     difference: float
+    base_gradients: int
+    candidate_gradients: int
 
 
 @dataclass(frozen=True)
@@ -74,17 +76,20 @@ class AuditReport:
 
     def __str__(self) -> str:
         """The sentence, the doubts, the attacks, the effort, the checks."""
-        share = [100 / self.count * part for row in self.rows for part in (row.base, row.candidate)]
         lines = [self.sentence, *(f"doubt: {doubt}" for doubt in self.doubts), ""]
-        lines.append(f"{'left standing after':<34} {'base':>7} {'candidate':>10} {'difference':>11}")
-        for number, row in enumerate(self.rows):
-            left, right = share[2 * number : 2 * number + 2]
-            lines.append(f"{row.attack:<34} {left:>6.1f}% {right:>9.1f}% {100 * row.difference:>+11.1f}")
-        lines.append("")
-        for name, effort in (("base", self.base_effort), ("candidate", self.candidate_effort)):
+        lines.append(
+            f"{'left standing after':<30} {'base':>7} {'candidate':>10} {'difference':>11} {'gradients':>10} {'and':>9}"
+        )
+        for row in self.rows:
+            left, right = (100 * part / self.count for part in (row.base, row.candidate))
             lines.append(
-                f"{name}: {effort.backwards:,} gradients, {effort.per_standing:.0f} per image that stands at the end"
+                f"{row.attack:<30} {left:>6.1f}% {right:>9.1f}% {100 * row.difference:>+11.1f} "
+                f"{row.base_gradients:>10,} {row.candidate_gradients:>9,}"
             )
+        lines.append(
+            f"gradients per image that stands at the end: base {self.base_effort.per_standing:.0f}, "
+            f"candidate {self.candidate_effort.per_standing:.0f}"
+        )
         lines.append("")
         for check in self.checks:
             mark = {True: "pass", False: "FAIL", None: "-"}[check.passed]

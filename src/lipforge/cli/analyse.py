@@ -115,12 +115,18 @@ def _show(result: Analysis) -> None:
     ]
     _print(title, ["bound", "threshold", "jump", "zero %", "clean %", "adv %"], rows)
     results.print(
-        "zero: activations that are 0 without forging. clean, adv: others that the mask changes, on clean and on "
+        "zero: activations that are 0 before the mask. clean, adv: others that the mask changes, on clean and on "
         "adversarial images.\n"
     )
     rows = [
-        [site.name, _number(site.sigma), _spread(site.ratio_active), _spread(site.ratio_forged)]
-        + [_number(site.gershgorin), _number(site.gershgorin_forged and site.gershgorin_forged.worst)]
+        [
+            site.name,
+            _number(site.sigma),
+            _spread(site.ratio_active),
+            _spread(site.ratio_forged),
+            _number(site.gershgorin),
+            _number(None if site.gershgorin_forged is None else site.gershgorin_forged.worst),
+        ]
         for site in result.layers
     ]
     title = f"largest singular values, mean / worst of {result.spectral_images} images"
@@ -128,7 +134,7 @@ def _show(result: Analysis) -> None:
     results.print(
         "sigma: of the layer. active, forged: the share of it that is left without the inputs that are 0 in the plain "
         "model, and without those that are 0 in the forged one; forging adds the difference. row sums, masked: "
-        "Gershgorin's upper bound on sigma, without and with the masks.\n"
+        "Gershgorin's upper bound on sigma, without masks and for the worst image's.\n"
     )
     if result.attack:
         rows = [[site.name, _spread(site.gain_plain), _spread(site.gain_forged)] for site in result.layers]

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from typing import Annotated
 
-import torch
 import typer
 from torch import nn
 
@@ -15,6 +14,7 @@ from lipforge.certify.smoothing import BATCH_SIZE, task_name
 from lipforge.cli import options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.data import DataSet
+from lipforge.evaluation.compare import paired
 from lipforge.forge import forged, load_recipe, plain
 from lipforge.models import load_model
 from lipforge.ranks import process_group
@@ -76,7 +76,7 @@ def certify(
 
     lipforge certify cifar10-resnet --recipe recipe.json --sigma 0.25 --n 1000 --limit 50 --run runs/smooth
 
-    torchrun --nproc-per-node 8 -m lipforge certify my_model.py:build --skip 20 --run runs/smooth
+    torchrun --nproc-per-node 8 -m -- lipforge certify my_model.py:build --skip 20 --run runs/smooth
     """
     smoothing = Smoothing(parse_number(sigma, name="sigma"), n0, n, alpha, seed, only_correct)
     chosen = None if radii is None else [parse_number(part, name="radii") for part in radii.split(",")]
@@ -151,7 +151,7 @@ def _report(model: str, found: list[CertifyResult], plan: Plan, run: str | None,
     base, smoothing = found[0], plan.smoothing
     columns = {"l2 radius": "right", **{one.label: "right" for one in found}}
     if len(found) == 2:
-        columns["gained / lost"] = "right"
+        columns |= {"difference": "right", "gained / lost": "right"}
     rows = [
         [f"{here.radius:g}", *(_cell(one.at(here.radius), one.count) for one in found), *_changes(found, here.radius)]
         for here in base.curve
@@ -176,8 +176,9 @@ def _cell(here: CurvePoint, count: int) -> str:
 
 
 def _changes(found: list[CertifyResult], radius: float) -> list[str]:
-    """Images that only the forged model certifies, and those that only the base model does."""
+    """The paired difference in points, with images that only the forged and that only the base model certifies."""
     if len(found) < 2:
         return []
-    base, other = (torch.tensor(one.certified(radius)) for one in found)
-    return [f"{int((other & ~base).sum())} / {int((base & ~other).sum())}"]
+    both = paired(found[0].certified(radius), found[1].certified(radius))
+    low, high = (100 * bound for bound in both.interval)
+    return [f"{100 * both.difference:+.1f} [{low:+.1f}, {high:+.1f}]", f"{both.gained} / {both.lost}"]

@@ -9,7 +9,21 @@ from typing import Annotated, TextIO
 
 import typer
 
-from lipforge.cli import analyse, audit, certify, data, demo, forge, report, sites, train
+from lipforge.cli import (
+    analyse,
+    audit,
+    certify,
+    data,
+    demo,
+    evaluate,
+    forge,
+    report,
+    search,
+    sites,
+    sweep,
+    train,
+    transfer,
+)
 from lipforge.cli.output import note, notes
 from lipforge.errors import LipforgeError
 from lipforge.ranks import by_torchrun, leave
@@ -20,7 +34,8 @@ PACKAGE = Path(__file__).parent.parent
 app = typer.Typer(
     name="lipforge",
     help="Forge a trained image classifier in one pass, and find out honestly whether it got harder to fool.",
-    epilog="Exit codes: 0 done, 1 an audit found a gain not real or harmful, 2 wrong use or bad input, 3 an audit is undecided, 70 a bug in lipforge, 130 interrupted.",
+    epilog="Exit codes: 0 done, 1 an audit says not real or harmful, 2 wrong use or bad input, 3 an audit is "
+    "undecided, 70 a bug in lipforge, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -29,7 +44,11 @@ app = typer.Typer(
 app.command("demo")(demo.demo)
 app.command("sites")(sites.sites)
 app.command("forge")(forge.forge)
+app.command("search")(search.search)
+app.command("sweep")(sweep.sweep)
+app.command("transfer")(transfer.transfer)
 app.command("audit")(audit.audit_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.command("train")(train.train_command)
 app.command("report")(report.report)
 app.command("certify")(certify.certify)

@@ -23,9 +23,12 @@ from torch import Tensor
 from lipforge import rng
 from lipforge.attacks import Attack
 from lipforge.attacks.queries import logits_of
-from lipforge.batching import ImageData, check_images
-from lipforge.evaluation.tally import Found, Shard, Tally
+from lipforge.batching import ImageData
+from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
+
+NEAR, AUDIT = 0.08, 0.03
+"""The defaults of the two shares above."""
 
 
 @dataclass(frozen=True)
@@ -136,14 +139,6 @@ class Contest:
             closest[at] = torch.maximum(closest[at], result.closest)
             tally.take(at, result, confirm=number > 0)
         return closest
-
-
-def load(data: ImageData, images: range, device: torch.device | None) -> Shard:
-    """These images and labels, checked, on the device, with their positions as ids."""
-    x, y = data.batch(list(images))
-    check_images(x, first=images.start)
-    x, y = (tensor if device is None else tensor.to(device) for tensor in (x, y))
-    return Shard(x, y, torch.tensor(list(images), device=x.device))
 
 
 @torch.no_grad()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack, text_form
+from lipforge.attacks import Attack, AutoAttack, text_form
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.types import Classifier, Threat
@@ -50,7 +50,12 @@ def data_identity(data: ImageData) -> dict[str, Any]:
 
 
 def attack_text(attack: Attack) -> str:
-    """The attack's text form; for an attack of the user, which has none, its representation."""
+    """The attack's text form; for an attack of the user, which has none, its representation.
+
+    AutoAttack always says its version: to the command line, plain `autoattack` is the fast one.
+    """
+    if isinstance(attack, AutoAttack):
+        return f"{attack.name}:version={attack.version}"
     try:
         return text_form(attack)
     except InputError:

@@ -11,6 +11,7 @@ from torch import Tensor
 from lipforge.attacks.losses import margin
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST, AttackResult
+from lipforge.batching import ImageData, check_images
 from lipforge.types import Classifier
 
 
@@ -124,3 +125,11 @@ class Tally:
     def _logits(self, x: Tensor, y: Tensor) -> Tensor:
         self.forwards += len(x)
         return logits_of(self.classifier, x, y)
+
+
+def load(data: ImageData, images: range, device: torch.device | None) -> Shard:
+    """These images and labels, checked, on the device, with their positions as ids."""
+    x, y = data.batch(list(images))
+    check_images(x, first=images.start)
+    x, y = (tensor if device is None else tensor.to(device) for tensor in (x, y))
+    return Shard(x, y, torch.tensor(list(images), device=x.device))

@@ -215,7 +215,7 @@ RULES = (
     Rule(
         "radius",
         f"PGD never rises with the radius (tolerance 0), and leaves at most {ZERO:g} at the largest, if that is 64/255 "
-        "or more. Not applied to FGSM, whose single step overshoots at large radii on any model",
+        "or more. Not applied to FGSM, whose single step can overshoot at large radii",
         _radius,
     ),
     Rule(

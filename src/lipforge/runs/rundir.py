@@ -31,13 +31,13 @@ class RunDir:
     path: Path
 
     @classmethod
-    def open(cls, path: str | Path) -> "RunDir":
-        """The run directory at `path`, made if it is not there."""
+    def open(cls, path: str | Path, *, command: str | None = None) -> "RunDir":
+        """The run directory at `path`, made if it is not there; `command` is recorded as what made it."""
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if is_first():
-                run._note_environment()
+                run._note_environment(command)
         except OSError as error:
             raise RunError(f"{path} cannot be a run directory: {error.strerror}") from None
         return run
@@ -91,8 +91,10 @@ class RunDir:
     def _result(self, name: str) -> Path:
         return self.path / "results" / f"{_checked(name)}.json"
 
-    def _note_environment(self) -> None:
+    def _note_environment(self, command: str | None) -> None:
         path, now = self.path / "environment.json", environment()
+        if command is not None:
+            now["command"] = command
         try:
             before = read_json(path)["environments"]
         except (InputError, KeyError, TypeError):

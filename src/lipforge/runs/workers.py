@@ -17,24 +17,12 @@ import torch.distributed as dist
 
 from lipforge.errors import RunError
 from lipforge.progress import progress
-from lipforge.ranks import by_torchrun, is_first, joined
+from lipforge.ranks import Store, by_torchrun, is_first, joined, open_store
 from lipforge.records import to_plain
 from lipforge.runs.tasks import Compute, Task
 
 PATIENCE = (0.02, 1.0)
 """Seconds between two looks at shards that others are computing: at first, and at most."""
-
-
-class Store(Protocol):
-    """What is used of torch's key-value stores."""
-
-    def add(self, key: str, amount: int) -> int: ...
-
-    def set(self, key: str, value: str) -> None: ...
-
-    def get(self, key: str) -> bytes: ...
-
-    def check(self, keys: list[str]) -> bool: ...
 
 
 class Status(Protocol):
@@ -68,7 +56,7 @@ def work(
                 look()
         pause, longest = PATIENCE
         while missing := [index for index in range(len(task.ranges)) if index not in done]:
-            if not any([_compute(shelf, task, index, compute) for index in missing]):
+            if not any(_compute(shelf, task, index, compute) for index in missing):
                 time.sleep(pause)
                 pause = min(2 * pause, longest)
             look()
@@ -76,7 +64,7 @@ def work(
 
 
 def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Compute) -> bool:
-    """Compute a shard unless someone else has done so or is at it; whether it is there now."""
+    """Compute a shard unless someone else has done so or is at it; false if someone else is at it."""
     with shelf.claim(index) as mine:
         if mine and not shelf.has(index):
             shelf.put(index, to_plain(dict(compute(task.ranges[index]))))
@@ -155,11 +143,9 @@ def _store() -> Iterator[Store | None]:
         return
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise RunError("MASTER_ADDR and MASTER_PORT must say where the ranks meet; start them with torchrun")
-    # A fresh name, because the store outlives ranks that torchrun restarts.
+    # A fresh name: the store outlives this piece of work and even the ranks, which torchrun may restart.
     name = [f"lipforge-{secrets.token_hex(8)}"]
     dist.broadcast_object_list(name)
-    server = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
-    whole = dist.TCPStore(*server, is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]  # no stubs
-    yield dist.PrefixStore(name[0], whole)  # type: ignore[attr-defined]  # no stubs
+    yield dist.PrefixStore(name[0], open_store(join=True))  # type: ignore[attr-defined, arg-type]  # no stubs
     # The store may live in the first rank, which must not go before the others have read everything.
     dist.barrier()

@@ -1,0 +1,230 @@
+"""lipforge's AutoAttack against pyautoattack: the same models, the same images, the same threads; verdicts and time.
+
+    python benchmarks/autoattack.py [--images 200] [--versions standard,fast] [--weights-dir DIR]
+    python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
+
+Each measurement (model, tool, version) is written whole to benchmarks/results/autoattack.json, so that a run that was
+stopped goes on where it was; --fresh measures lipforge again and keeps the reference. The last line is JSON.
+"""
+
+import argparse
+import json
+import logging
+import re
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import pyautoattack
+import torch
+from peers import PEERS, load_peer
+from torch import Tensor, nn
+
+import lipforge as lf
+from lipforge.attacks import AttackResult, autoattack
+from lipforge.models.cards import bundled_names
+from lipforge.records import read_json, write_json
+from lipforge.types import Threat, parse_number
+
+RESULTS = Path(__file__).parent / "results" / "autoattack.json"
+TARGETS = {"standard": 0.5, "fast": 1 / 30}
+EXCESS = 0.5
+"""Points of robust accuracy that we may be above the reference."""
+BUNDLED = {"cifar10-resnet": "8/255", "cifar10-vit": "8/255", "cifar10-resnet-natural": "8/255"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model to attack: its name in the table, how to get it, and the threat."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    eps: str
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    images, labels = lf.load_data(options.data).batch(range(options.images))
+    settings = {"images": options.images, "data": options.data, "threads": options.threads, "torch": torch.__version__}
+    results = read_json(options.out) if options.out.exists() else {}
+    rows = []
+    for subject in subjects(options):
+        model = subject.build()
+        warm_up(model, images[:8])
+        runs = {
+            ("pyautoattack", "standard"): lambda model=model, subject=subject: reference(model, images, labels, subject)
+        }
+        for version in options.versions.split(","):
+            runs["lipforge", version] = lambda model=model, subject=subject, version=version: ours(
+                model, images, labels, subject, version
+            )
+        for (tool, version), run in runs.items():
+            key, stamp = f"{subject.name} | {tool} {version}", {**settings, "eps": subject.eps}
+            known = results.get(key)
+            if known is None or known["settings"] != stamp or (options.fresh and tool == "lipforge"):
+                print(f"measuring {key} ...", flush=True)
+                repeats = options.repeats if version == "fast" else 1
+                results[key] = {"settings": stamp, **repeated(run, repeats)}
+                write_json(options.out, results)
+        rows += compare(subject, results, options.versions.split(","))
+    print_tables(rows)
+    print(json.dumps({"settings": settings, "rows": rows}))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=200, help="how many, from the start of the data")
+    parser.add_argument("--data", default="cifar10-sample", help="a data set with labels (default: the bundled sample)")
+    parser.add_argument("--versions", default="standard,fast", help="of lipforge's autoattack, with commas")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3, help="of the fast version; the others run once")
+    parser.add_argument(
+        "--weights-dir", type=Path, help=f"a folder with any of {', '.join(p.file for p in PEERS.values())}"
+    )
+    parser.add_argument("--model", help="only this model, as lipforge.load_model takes it")
+    parser.add_argument("--weights", help="its weights")
+    parser.add_argument("--eps", default="8/255", help="for --model")
+    parser.add_argument("--recipe-ratio", help="forge --model with Step at this ratio, 2^-6 for example")
+    parser.add_argument("--fresh", action="store_true", help="measure lipforge again; the reference is kept")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def subjects(options: argparse.Namespace) -> list[Subject]:
+    """The models that were asked for; by default the bundled ones, one of them forged, and those of --weights-dir."""
+    if options.model:
+        ratio = parse_number(options.recipe_ratio, name="--recipe-ratio") if options.recipe_ratio else 0.0
+        name = options.model + (f" forged {options.recipe_ratio}" if ratio else "")
+        return [Subject(name, lambda: bundled(options.model, ratio, options.weights), options.eps)]
+    found = [
+        Subject(name, lambda name=name: bundled(name), eps) for name, eps in BUNDLED.items() if name in bundled_names()
+    ]
+    found.insert(1, Subject("cifar10-resnet forged 2^-6", lambda: bundled("cifar10-resnet", 2**-6), "8/255"))
+    for name, peer in PEERS.items():
+        if options.weights_dir and (options.weights_dir / peer.file).exists():
+            found.append(Subject(name, lambda peer=peer: load_peer(peer, options.weights_dir), peer.eps))
+    return found
+
+
+def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Module:
+    """The model, or its forged view calibrated on the 500 sample images of the training set."""
+    model = lf.load_model(spec, weights).requires_grad_(False)
+    if not ratio:
+        return model
+    lf.forge_(model, lf.load_data("cifar10-sample:train"), mask=lf.Step(), ratio=ratio)
+    return lf.forged(model)
+
+
+def warm_up(model: nn.Module, images: Tensor) -> None:
+    x = images.clone().requires_grad_()
+    torch.autograd.grad(model(x).sum(), x)
+
+
+def repeated(run: Callable[[], dict[str, Any]], repeats: int) -> dict[str, Any]:
+    """The outcome of the first run, with the seconds of all."""
+    outcomes = [run() for _ in range(repeats)]
+    return {**outcomes[0], "seconds": [round(outcome["seconds"], 3) for outcome in outcomes]}
+
+
+def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject) -> dict[str, Any]:
+    """pyautoattack standard: robust images after each attack, and the seconds of the whole."""
+    left, log = {}, logging.getLogger("auto-attack")
+
+    class Reader(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found = re.search(r"robust accuracy after (\S+): ([\d.]+)%", record.getMessage())
+            if found:
+                left[found[1].lower()] = round(float(found[2]) / 100 * len(images))
+
+    reader, level = Reader(), log.level
+    log.addHandler(reader)
+    log.setLevel(logging.DEBUG)
+    eps = Threat("linf", subject.eps).eps
+    started = time.perf_counter()
+    attack = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, version="standard", seed=0, device="cpu")
+    x_adv, _ = attack.run_standard_evaluation(images.clone(), labels.clone(), batch_size=len(images))
+    seconds = time.perf_counter() - started
+    log.removeHandler(reader)
+    log.setLevel(level)
+    with torch.no_grad():
+        clean, robust = (int((model(x).argmax(dim=1) == labels).sum()) for x in (images, x_adv))
+    return {"clean": clean, "robust": robust, "after": left, "seconds": seconds}
+
+
+def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, version: str) -> dict[str, Any]:
+    """lipforge's autoattack: the same, with the passes per image."""
+    started = time.perf_counter()
+    result: AttackResult = autoattack(cast(Any, version)).run(model, images, labels, threat=Threat("linf", subject.eps))
+    seconds = time.perf_counter() - started
+    return {
+        "clean": result.stages[0].robust,
+        "robust": int((~result.fooled).sum()),
+        "after": {stage.attack: stage.robust for stage in result.stages[1:]},
+        "stage_seconds": {stage.attack: round(stage.seconds, 3) for stage in result.stages},
+        "forwards": float(result.forwards.float().mean()),
+        "backwards": float(result.backwards.float().mean()),
+        "given_up": int(result.given_up.sum()),
+        "notes": list(result.notes),
+        "seconds": seconds,
+    }
+
+
+def compare(subject: Subject, results: dict[str, Any], versions: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per version: our robust count, time and ratio beside the reference's."""
+    peer = results[f"{subject.name} | pyautoattack standard"]
+    rows = []
+    for version in versions:
+        found, count = results[f"{subject.name} | lipforge {version}"], peer["settings"]["images"]
+        ratios = [seconds / statistics.median(peer["seconds"]) for seconds in found["seconds"]]
+        excess = 100 * (found["robust"] - peer["robust"]) / count
+        met = excess <= EXCESS and statistics.median(ratios) <= TARGETS.get(version, 1.0)
+        rows.append(
+            {
+                "model": subject.name,
+                "eps": subject.eps,
+                "version": version,
+                "images": count,
+                "clean": found["clean"],
+                "robust": found["robust"],
+                "reference_robust": peer["robust"],
+                "seconds": statistics.median(found["seconds"]),
+                "reference_seconds": statistics.median(peer["seconds"]),
+                "ratio": statistics.median(ratios),
+                "ratio_range": [min(ratios), max(ratios)],
+                "after": found["after"],
+                "reference_after": peer["after"],
+                "met": met,
+            }
+        )
+    return rows
+
+
+def print_tables(rows: Sequence[dict[str, Any]]) -> None:
+    print("\n| model | eps | version | robust (reference) | seconds (reference) | 1 / ratio [range] | target |")
+    print("|---|---|---|---|---|---|---|")
+    for row in rows:
+        low, high = (1 / bound for bound in reversed(row["ratio_range"]))
+        print(
+            f"| {row['model']} | {row['eps']} | {row['version']} "
+            f"| {row['robust']} ({row['reference_robust']}) of {row['images']} "
+            f"| {row['seconds']:.1f} ({row['reference_seconds']:.0f}) "
+            f"| {1 / row['ratio']:.1f} [{low:.1f}, {high:.1f}] | {'met' if row['met'] else 'MISSED'} |"
+        )
+    print("\n| model | version | robust images left after each attack |\n|---|---|---|")
+    for row in rows:
+        if row["version"] == rows[0]["version"]:
+            print(f"| {row['model']} | pyautoattack standard | {_left(row['reference_after'])} |")
+        print(f"| {row['model']} | {row['version']} | {_left(row['after'])} |")
+    print()
+
+
+def _left(after: dict[str, int]) -> str:
+    return ", ".join(f"{attack} {robust}" for attack, robust in after.items())
+
+
+if __name__ == "__main__":
+    main()

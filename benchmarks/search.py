@@ -1,0 +1,116 @@
+"""What a search over three ratios costs, against the robust evaluation of one ratio by the same attack.
+
+    python benchmarks/search.py [--images 200] [--data cifar10-sample] [--metric union] [--exhaustive]
+
+The peer is `evaluate` on the forged model at 2^-7 (with --metric union also through the straight-through view), on the
+same images, with nothing shared. The search attacks all three ratios, and the base. With --exhaustive the search is run
+once more with every image attacked in full, to see whether sparing changed an outcome. The last line is JSON; it is
+also written to benchmarks/results/search.json.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import lipforge as lf
+from lipforge.attacks import parse_attack
+from lipforge.evaluation import evaluate
+from lipforge.evaluation.scores import SearchResult
+from lipforge.records import write_json
+from lipforge.searching import choose_ratio
+
+TARGET = 1.5
+RATIOS = (2**-8, 2**-7, 2**-6)
+RESULTS = Path(__file__).parent / "results" / "search.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--data", default="cifar10-sample", help="where the images come from")
+    parser.add_argument("--attack", default="autoattack:version=fast")
+    parser.add_argument("--metric", choices=("plain", "union"), default="union")
+    parser.add_argument("--exhaustive", action="store_true", help="also search without sparing any image")
+    parser.add_argument("--threads", type=int, default=2)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    model = lf.load_model("cifar10-resnet")
+    lf.forge_(model, lf.load_data("cifar10-sample:train"), ratio=2**-7)
+    data = lf.load_data(options.data, limit=options.images)
+    threat, attack = lf.Threat("linf", "8/255"), parse_attack(options.attack)
+    keywords: dict[str, Any] = {"threat": threat, "attack": attack, "metric": options.metric, "ratios": RATIOS}
+    keywords |= {"all_ratios": True, "shard_size": min(options.images, 250)}
+    found = choose_ratio(model, data, **keywords)
+    one = alone(model, data, attack, threat, options.metric)
+    results = {
+        "images": len(data),
+        "data": data.name,
+        "attack": options.attack,
+        "metric": options.metric,
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "target": TARGET,
+        "search": cost(found),
+        "one_ratio": one,
+        "ratio": {name: cost(found)[name] / one[name] for name in one},
+        "scores": {score.label: f"{score.status}, {score.standing} of {score.count} stand" for score in found.scores},
+        "spared": sum(score.spared for score in found.scores),
+        "checked": sum(score.checked for score in found.scores),
+        "failed": sum(score.failed for score in found.scores),
+        "reason": found.reason,
+    }
+    if options.exhaustive:
+        results["exhaustive"] = against(found, choose_ratio(model, data, **keywords, near=None))
+    show(results)
+    write_json(RESULTS, results)
+    print(json.dumps(results))
+
+
+def alone(model: torch.nn.Module, data: Any, attack: Any, threat: lf.Threat, metric: str) -> dict[str, float]:
+    """The cost of evaluating the ratio 2^-7 by itself."""
+    lf.set_ratio_(model, 2**-7)
+    views = [lf.forged(model)] if metric == "plain" else [lf.forged(model), lf.straight_through(model)]
+    labels = torch.cat([labels for _, labels in data.batches(100)])
+    images = torch.cat([images for images, _ in data.batches(100)])
+    forwards, backwards, seconds = 0, 0, 0.0
+    for number, view in enumerate(views):
+        # The second view sees only what the first left, as in the search.
+        result = evaluate(view, (images, labels), attack, threat, seed=number, batch_size=250)
+        forwards, backwards = forwards + result.forwards, backwards + result.backwards
+        seconds += result.seconds
+        keep = torch.tensor(result.robust)
+        images, labels = images[keep], labels[keep]
+    return {"passes": float(forwards + backwards), "seconds": seconds}
+
+
+def cost(found: SearchResult) -> dict[str, float]:
+    """Passes and seconds of a search, the base included."""
+    return {"passes": float(found.forwards + found.backwards), "seconds": found.seconds}
+
+
+def against(spared: SearchResult, full: SearchResult) -> dict[str, Any]:
+    """What attacking every image in full would have cost and changed."""
+    pairs = zip(spared.scores, full.scores, strict=True)
+    changed = {
+        one.label: sum(a != b for a, b in zip(one.robust, other.robust, strict=False))
+        for one, other in pairs
+        if one.outcome
+    }
+    return {**cost(full), "outcomes_changed": changed, "same_choice": spared.chosen == full.chosen}
+
+
+def show(results: dict[str, Any]) -> None:
+    """The ratios in words."""
+    print(f"{results['attack']}, {results['metric']}, {results['images']} images of {results['data']}")
+    for name in ("passes", "seconds"):
+        search, one, ratio = (results[key][name] for key in ("search", "one_ratio", "ratio"))
+        print(f"{name}: search {search:.0f}, one ratio {one:.0f}: {ratio:.2f} times (target {TARGET})")
+    print(f"spared {results['spared']} attacks; checked {results['checked']} of them, {results['failed']} fell")
+    print(results["reason"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,227 @@
+"""Adversarial images crafted on one classifier and scored on another."""
+
+import time
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.attacks import Attack
+from lipforge.attacks.losses import margin
+from lipforge.attacks.norms import project, steepest_step
+from lipforge.attacks.queries import is_fooled, logits_of
+from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
+from lipforge.batching import ImageData, device_of
+from lipforge.errors import InputError
+from lipforge.evaluation.identity import attack_text, data_identity, model_identity, task_name
+from lipforge.evaluation.intervals import clopper_pearson
+from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.results import merge_notes, share_text
+from lipforge.evaluation.tally import Shard, load
+from lipforge.ranks import is_first
+from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.environment import lipforge_version
+from lipforge.types import Classifier, Norm, Threat
+
+STEP = 0.1
+"""The size of a push, as a multiple of eps."""
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """How a target fared against images crafted on a source, with 95 % intervals.
+
+    `source_robust_accuracy` is the source's own accuracy under the attack, `robust_accuracy` the target's on the images
+    crafted for the source. Of the `shared` images that both get right and that fool the source, `transferred` fool the
+    target too. `outcome` says for each image how the target fared: "robust", "misclassified" or "transfer".
+    """
+
+    source: str
+    target: str
+    attack: str
+    threat: str
+    norm: str
+    eps: float
+    push: int
+    data: str
+    seed: int
+    count: int
+    source_clean_accuracy: float
+    source_robust_accuracy: float
+    source_interval: tuple[float, float]
+    clean_accuracy: float
+    clean_interval: tuple[float, float]
+    robust_accuracy: float
+    interval: tuple[float, float]
+    shared: int
+    transferred: int
+    forwards: int
+    backwards: int
+    seconds: float
+    outcome: tuple[str, ...]
+    source_outcome: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def robust(self) -> list[bool]:
+        """Whether the target withstands each image."""
+        return [word == ROBUST for word in self.outcome]
+
+    @property
+    def result_name(self) -> str:
+        """The name of this result, and of its shards, in a run directory."""
+        threat = Threat(cast(Norm, self.norm), self.threat.removeprefix(f"{self.norm} "))
+        return _name((self.source, self.target), self.attack, threat, self.seed)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} -> {self.target}: {share_text(self.robust_accuracy, self.interval)} under {self.attack} "
+            f"{self.threat} crafted on {self.source}; {self.transferred} of {self.shared} images that fool "
+            f"{self.source} fool {self.target}; this is {self.count} images"
+        )
+
+
+def transfer(
+    source: Classifier,
+    target: Classifier,
+    data: ImageData | tuple[Tensor, Tensor],
+    attack: Attack,
+    threat: Threat,
+    *,
+    names: tuple[str, str] = ("source", "target"),
+    push: int = 20,
+    run: RunDir | None = None,
+    seed: int = 0,
+    shard_size: int = 100,
+    show: bool | None = None,
+) -> TransferResult:
+    """How `target` fares against the images that `attack` crafts on `source`.
+
+    Attacks stop just across the source's boundary, where a point says little about another classifier. So each point is
+    then pushed on: `push` steps of a tenth of eps up the source's margin, and the point with the largest margin counts.
+    `push` = 0 takes the attack's points as they are, as the paper did.
+    """
+    if push < 0:
+        raise InputError(f"push must be at least 0, got {push}")
+    craft = Craft(source, target, as_data(data), attack, threat, seed, push)
+    name = _name(names, attack_text(attack), threat, seed)
+    task = open_task(run, name, craft.config(), len(craft.data), shard_size)
+    result = _gather(craft, names, work(task, craft.shard, name, show=show))
+    if run is not None and is_first():
+        run.write_result(name, result)
+    return result
+
+
+def _name(names: tuple[str, str], attack: str, threat: Threat, seed: int) -> str:
+    return f"transfer__{task_name('-to-'.join(names), attack, threat, seed)}"
+
+
+@dataclass(frozen=True)
+class Craft:
+    """All it takes to compute any shard of a transfer."""
+
+    source: Classifier
+    target: Classifier
+    data: ImageData
+    attack: Attack
+    threat: Threat
+    seed: int
+    push: int
+
+    def shard(self, images: range) -> dict[str, Any]:
+        """What became of these images on both sides."""
+        started = time.perf_counter()
+        device = device_of(self.source) if isinstance(self.source, nn.Module) else None
+        shard = load(self.data, images, device)
+        at = (~is_fooled(self.source, shard.x, shard.y)).nonzero().squeeze(1)
+        x, y = shard.x[at], shard.y[at]
+        result = self.attack.run(self.source, x, y, threat=self.threat, seed=self.seed, sample_ids=shard.ids[at])
+        crafted = shard.x.index_copy(0, at, self._pushed(result.images, x, y))
+        on_source = [MISCLASSIFIED] * len(shard.x)
+        for place, word in zip(at.tolist(), result.outcome, strict=True):
+            on_source[place] = word
+        return {
+            "source": on_source,
+            "target": _on_target(self.target, shard, crafted),
+            "notes": list(result.notes),
+            "forwards": int(result.forwards.sum()) + 3 * len(shard.x) + (self.push + 1) * len(at) * bool(self.push),
+            "backwards": int(result.backwards.sum()) + self.push * len(at),
+            "seconds": time.perf_counter() - started,
+        }
+
+    def _pushed(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
+        """The points further up the source's margin, each where it was largest."""
+        if not self.push or not len(x):
+            return points
+        best, highest = points.clone(), torch.full_like(x[:, 0, 0, 0], -torch.inf)
+        for _ in range(self.push):
+            value, gradient = self._climb(points, y)
+            best[value > highest] = points[value > highest]
+            highest = torch.maximum(highest, value)
+            points = project(points + steepest_step(gradient, self.threat, STEP * self.threat.eps), x, self.threat)
+        with torch.no_grad():
+            value = margin(logits_of(self.source, points, y), y)
+        best[value > highest] = points[value > highest]
+        return best
+
+    def _climb(self, points: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        points = points.detach().requires_grad_()
+        with torch.enable_grad():
+            value = margin(logits_of(self.source, points, y), y)
+            (gradient,) = torch.autograd.grad(value.sum(), points)
+        return value.detach(), gradient
+
+    def config(self) -> dict[str, Any]:
+        """Everything that determines the numbers."""
+        return {
+            "lipforge": lipforge_version(),
+            "source": model_identity(self.source),
+            "target": model_identity(self.target),
+            "data": data_identity(self.data),
+            "attack": attack_text(self.attack),
+            "threat": {"norm": self.threat.norm, "eps": self.threat.eps},
+            "seed": self.seed,
+            "push": self.push,
+        }
+
+
+def _on_target(target: Classifier, shard: Shard, crafted: Tensor) -> list[str]:
+    clean, fooled = (is_fooled(target, x, shard.y).tolist() for x in (shard.x, crafted))
+    return [
+        MISCLASSIFIED if wrong else "transfer" if fell else ROBUST for wrong, fell in zip(clean, fooled, strict=True)
+    ]
+
+
+def _gather(craft: Craft, names: tuple[str, str], shards: list[dict[str, Any]]) -> TransferResult:
+    source, target = (tuple(word for shard in shards for word in shard[side]) for side in ("source", "target"))
+    count = len(target)
+    right, stands = count - target.count(MISCLASSIFIED), target.count(ROBUST)
+    shared = [
+        end for start, end in zip(source, target, strict=True) if MISCLASSIFIED not in (start, end) and start != ROBUST
+    ]
+    return TransferResult(
+        source=names[0],
+        target=names[1],
+        attack=attack_text(craft.attack),
+        threat=str(craft.threat),
+        norm=craft.threat.norm,
+        eps=craft.threat.eps,
+        push=craft.push,
+        data=craft.data.name,
+        seed=craft.seed,
+        count=count,
+        source_clean_accuracy=(count - source.count(MISCLASSIFIED)) / count,
+        source_robust_accuracy=source.count(ROBUST) / count,
+        source_interval=clopper_pearson(source.count(ROBUST), count),
+        clean_accuracy=right / count,
+        clean_interval=clopper_pearson(right, count),
+        robust_accuracy=stands / count,
+        interval=clopper_pearson(stands, count),
+        shared=len(shared),
+        transferred=shared.count("transfer"),
+        outcome=target,
+        source_outcome=source,
+        notes=merge_notes(shards, count),
+        **{name: sum(shard[name] for shard in shards) for name in ("forwards", "backwards", "seconds")},
+    )

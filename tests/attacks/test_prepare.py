@@ -1,0 +1,222 @@
+"""The stand-in that attacks search on: what is folded, what is left alone, and that only the model decides."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from lipforge.attacks import APGD, PGD, Prepared, Square, autoattack, prepare
+from lipforge.attacks.base import is_fooled
+from lipforge.attacks.foldable import direct_pairs, fold_
+from lipforge.data import load_data
+from lipforge.errors import InputError, ModelError
+from lipforge.models import load_model
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+from tests.nets import ResidualNet, ReusingNet, images, seeded
+
+
+class Branching(nn.Module):
+    """Four convs with a batch norm after each, of which only the first is alone with its conv's output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convs = nn.ModuleList(nn.Conv2d(3, 3, 3, padding=1, bias=index % 2 == 0) for index in range(4))
+        self.norms = nn.ModuleList(nn.BatchNorm2d(3) for _ in range(4))
+        self.head = nn.Linear(3, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.norms[0](self.convs[0](x)), inplace=True)
+        shared = self.convs[1](x)
+        x = self.norms[1](shared) + shared  # the conv's output is read twice
+        x = self.norms[2](F.relu(self.convs[2](x)))  # a ReLU in between, as in pre-activation nets
+        out = self.convs[3](x)
+        out += x  # rewritten before the norm sees it
+        return self.head(self.norms[3](out).mean(dim=(2, 3)))
+
+
+def test_only_a_norm_that_is_alone_with_its_convs_output_is_folded():
+    assert direct_pairs(seeded(Branching), images(1)) == [("convs.0", "norms.0")]
+
+
+def test_every_norm_of_a_plain_residual_net_is_folded_and_its_logits_stay():
+    model = seeded(ResidualNet, inplace=True).double()
+    x = images(6).double()
+    expected = model(x)
+    pairs = direct_pairs(model, x[:1])
+    assert pairs == [(f"block{b}.conv{k}", f"block{b}.bn{k}") for b in (1, 2) for k in (1, 2)]
+    for pair in pairs:
+        fold_(model, *pair)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_a_folded_conv_is_the_conv_and_its_norm(affine):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, bias=affine), nn.BatchNorm2d(4, affine=affine, eps=0.1)).double()
+    for _ in range(3):
+        model(images(4).double())  # in train mode: the norm learns its statistics
+    x = images(2, seed=1).double()
+    expected = model.eval()(x)
+    fold_(model, "0", "1")
+    torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+def _hooked(where: str) -> nn.Module:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 900, 3)).eval()
+    if where == "conv output":
+        model[0].register_forward_hook(lambda module, args, out: out * 2)
+    elif where == "norm input":
+        model[1].register_forward_pre_hook(lambda module, args: (args[0].relu(),))
+    elif where == "conv input":
+        model[0].register_forward_pre_hook(lambda module, args: (F.hardshrink(args[0], 0.1),))
+    return model
+
+
+@pytest.mark.parametrize(("where", "folds"), [("conv output", 0), ("norm input", 0), ("conv input", 1), ("none", 1)])
+def test_hooks_between_conv_and_norm_forbid_folding_and_those_before_the_conv_do_not(where, folds):
+    model = _hooked(where)
+    assert len(direct_pairs(model, images(1))) == folds
+    x = images(4)
+    torch.testing.assert_close(prepare(model, x).quick(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_a_conv_called_more_than_once_and_a_norm_without_running_statistics_are_left_alone():
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.norm = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.conv(self.norm(self.conv(x))).mean(dim=(2, 3))
+
+    assert direct_pairs(Twice().eval(), images(1)) == []
+    batchwise = nn.Sequential(nn.Conv2d(3, 3, 3), nn.BatchNorm2d(3, track_running_stats=False)).eval()
+    assert direct_pairs(batchwise, images(1)) == []
+
+
+def test_the_model_given_is_not_changed():
+    model = seeded(ResidualNet)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    prepared = prepare(model, images(4))
+    assert prepared.original is model
+    assert prepared.quick is not model
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert torch.equal(prepared(images(4)), model(images(4)))
+
+
+@pytest.mark.parametrize("model", [lambda x: x.flatten(1)[:, :4], seeded(ReusingNet)], ids=["function", "no norms"])
+def test_what_cannot_be_made_quicker_stands_in_for_itself(model):
+    assert prepare(model, images(4)).quick is model
+
+
+def test_a_stand_in_that_disagrees_is_not_used():
+    class Cached(nn.Module):
+        """Remembers its first logits: a copy of it has another first time."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.calls = seeded(ResidualNet), 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            return self.net(x) * self.calls
+
+    model = Cached().eval()
+    assert prepare(model, images(4)).quick is model
+
+
+def test_the_bundled_model_is_prepared_and_agrees_on_real_images():
+    model = load_model("cifar10-resnet")
+    x, _ = load_data("cifar10-sample").batch(range(8))
+    prepared = prepare(model, x)
+    assert prepared.quick is not model
+    with torch.no_grad():
+        torch.testing.assert_close(prepared.quick(x), model(x), rtol=1e-4, atol=1e-4)
+
+
+def test_a_success_on_the_stand_in_alone_does_not_count_and_does_not_end_the_attack():
+    model = small_net()
+    x, y = small_images(model, 40)
+    liar = Prepared(model, lambda images: 10 * model(images).flip(1))
+    assert is_fooled(liar.quick, x, y).any()
+    result = PGD(steps=3).run(liar, x, y, threat=Threat("linf", 1e-5))
+    assert not result.fooled.any()
+    # No start ends it: three steps, the look at the last, and a confirmation wherever the stand-in was fooled.
+    assert (result.forwards >= 4).all()
+    assert result.backwards.tolist() == [3] * 40
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=5), APGD(steps=5), Square(queries=100)], ids=lambda attack: attack.name)
+def test_an_attack_on_a_prepared_model_finds_what_it_finds_on_the_model(attack):
+    model = small_net()
+    x, y = small_images(model, 60)
+    prepared = prepare(model, x)
+    assert prepared.quick is not model
+    plain, quick = (attack.run(each, x, y, threat=Threat("linf", 0.015)) for each in (model, prepared))
+    assert 5 < plain.fooled.sum() < 60
+    # Rounding differs, so a gradient near 0 may point the other way: one image in 60 is allowed to differ.
+    assert (plain.fooled != quick.fooled).sum() <= 1
+    assert torch.equal(quick.fooled, is_fooled(model, quick.images, y))
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_with_half_precision_every_success_fools_the_model_in_full_precision(precision):
+    model = small_net()
+    x, y = small_images(model, 60)
+    threat = Threat("linf", 0.015)
+    half = PGD(steps=10).run(prepare(model, x, precision=precision), x, y, threat=threat)
+    full = PGD(steps=10).run(model, x, y, threat=threat)
+    assert half.images.dtype == torch.float32
+    assert torch.equal(half.fooled, is_fooled(model, half.images, y))
+    assert abs(int(half.fooled.sum()) - int(full.fooled.sum())) <= 3
+    assert 5 < full.fooled.sum() < 60
+
+
+def test_half_precision_alone_would_count_images_that_are_not_fooled():
+    model = small_net()
+    x, _ = small_images(model, 400)
+    rounded = prepare(model, x, precision="bfloat16").quick
+    with torch.no_grad():
+        assert (rounded(x).argmax(dim=1) != model(x).argmax(dim=1)).any()
+
+
+def test_autoattack_prepares_unless_told_not_to():
+    model = small_net()
+    x, y = small_images(model, 20)
+    calls = []
+    model.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    counts = {}
+    for prepared in (True, False):
+        calls.clear()
+        result = autoattack("fast", prepare=prepared).run(model, x, y, threat=Threat("linf", 0.005))
+        assert 0 < result.fooled.sum() < 20
+        counts[prepared] = sum(calls), int(result.forwards.sum())
+    # Hooks are copied with the model, so all passes are seen; two on 16 images check the stand-in, one on 1 records it.
+    assert counts[True][0] - counts[True][1] == 1
+    assert counts[False][0] == counts[False][1]
+    assert counts[True][1] - counts[False][1] >= 32
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"precision": "int8"}, "one of float32, bfloat16, float16"),
+        ({"precision": "float16", "prepare": False}, "leave"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings, message):
+    with pytest.raises(InputError, match=message):
+        autoattack(**settings)
+
+
+def test_an_unknown_precision_and_a_prepared_model_in_train_mode_are_refused():
+    model = small_net()
+    x, y = small_images(model)
+    with pytest.raises(InputError, match="precision must be one of"):
+        prepare(model, x, precision="int8")  # type: ignore[arg-type]
+    prepared = prepare(model, x)
+    model.train()
+    with pytest.raises(ModelError, match="eval mode"):
+        PGD()(prepared, x, y, threat=Threat("linf", 0.01))

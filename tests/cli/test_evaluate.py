@@ -1,0 +1,147 @@
+"""`lipforge evaluate` as a user meets it."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from lipforge.attacks import FGSM
+from lipforge.data import load_data
+from lipforge.evaluation import evaluate
+from lipforge.models import load_model
+from lipforge.types import Threat
+from tests.schemas import problems
+
+SAMPLE = ("--data", "cifar10-sample", "--limit", 24, "--batch-size", 8)
+
+
+@pytest.fixture
+def recipe(run, model_file) -> str:
+    arguments = ("--data", "cifar10-sample:train", "--limit", 16, "--ratio", "2^-3", "--out", "recipe.json")
+    assert run("forge", f"{model_file}:build", *arguments).code == 0
+    return "recipe.json"
+
+
+def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "fgsm", "--json")
+    printed = json.loads(ended.out)
+    assert problems(printed, "robust") == []
+    expected = evaluate(
+        load_model("cifar10-resnet"),
+        load_data("cifar10-sample", limit=24),
+        FGSM(),
+        Threat("linf", "8/255"),
+        batch_size=8,
+    )
+    assert printed["outcome"] == list(expected.outcome)
+    assert printed["count"] == 24
+    assert (printed["clean_accuracy"], printed["robust_accuracy"]) == (
+        expected.clean_accuracy,
+        expected.robust_accuracy,
+    )
+    assert set(printed["outcome"]) == {"robust", "misclassified", "fgsm"}
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"count": "24"},
+        {"clean_accuracy": 1.5},
+        {"interval": [0.1]},
+        {"norm": "l0"},
+        {"kind": "audit"},
+        {"extra": 1},
+        {"seed": True},
+        {"outcome": None},
+        {"stages": [{"attack": "fgsm"}]},
+    ],
+)
+def test_the_schema_refuses_what_is_no_result(run, broken):
+    whole = json.loads(run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "fgsm", "--json").out)
+    assert problems(whole, "robust") == []
+    assert problems({**whole, **broken}, "robust")
+    assert problems({key: whole[key] for key in whole if key not in broken}, "robust") or "extra" in broken
+
+
+def test_a_run_is_kept_resumed_and_refused_if_it_changes(run):
+    arguments = ("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "fgsm", "--run", "kept")
+    first = run(*arguments)
+    assert (first.code, first.err) == (0, "")
+    assert "wrote kept/results" in first.out
+    written = {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")}
+    assert len(written) == 3
+    assert run(*arguments).out == first.out
+    assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written
+    refused = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 16, "--attack", "fgsm", "--run", "kept")
+    assert refused.code == 2
+    assert "count was 24, now 16" in refused.err
+    kept = json.loads(Path("kept/environment.json").read_text())["environments"]
+    assert kept[0]["command"].startswith("lipforge evaluate cifar10-resnet --data cifar10-sample")
+
+
+def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
+    ended = run(
+        *("evaluate", f"{model_file}:build", *SAMPLE, "--recipe", recipe, "--ratio", "2^-4"),
+        *("--attack", "fgsm", "--attack", "pgd:steps=2", "--eps", "1/255", "--run", "kept"),
+    )
+    assert ended.code == 0, ended.err
+    assert [line.split()[1:4:2] for line in ended.out.splitlines() if re.match("│ (base|forged)", line)] == [
+        ["base", "fgsm"],
+        ["forged", "fgsm"],
+        ["base", "pgd:steps=2"],
+        ["forged", "pgd:steps=2"],
+    ]
+    assert len(re.findall("this is 24 images", ended.out)) == 2
+    names = sorted(path.stem for path in Path("kept/results").iterdir())
+    assert names == [
+        "base__fgsm__linf-1over255",
+        "base__pgd-steps=2__linf-1over255",
+        "forged__fgsm__linf-1over255",
+        "forged__pgd-steps=2__linf-1over255",
+    ]
+
+
+def test_plain_autoattack_is_the_fast_version_and_says_so(run):
+    ended = run("evaluate", "cifar10-resnet", "--data", "cifar10-sample", "--limit", 2, "--attack", "autoattack")
+    assert "autoattack:version=fast" in ended.out
+
+
+def test_images_are_kept_on_request(run):
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "fgsm", "--run", "kept", "--save-images")
+    assert ended.code == 0
+    assert len(list(Path("kept").rglob("*.safetensors"))) == 3
+
+
+def test_an_estimate_says_what_it_assumes(run):
+    arguments = ("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "pgd:steps=3", "--estimate", "--probe", 4)
+    ended = run(*arguments, "--devices", 2)
+    assert re.search(r"about .* of one device \[.* \.\. .*\], .* on 2 devices", ended.out)
+    assert "assuming that" in ended.out
+    printed = json.loads(run(*arguments, "--json").out)
+    assert (printed["kind"], printed["count"], printed["probe"]) == ("estimate", 24, 4)
+
+
+WRONG = {
+    "need --recipe": ("--view", "forged"),
+    "are about a forged model": ("--ratio", "2^-7"),
+    "--view must be one of plain, forged, straight_through, got 'sideways'": (
+        "--recipe",
+        "r.json",
+        "--view",
+        "sideways",
+    ),
+    "attack must be one of": ("--attack", "hope"),
+    "needs --run": ("--save-images",),
+    "the interval must be one of": ("--interval", "wald", "--attack", "fgsm"),
+    "norm must be one of": ("--norm", "l0"),
+    "probe must be at least 2": ("--estimate", "--probe", 1),
+}
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_wrong_use_is_explained_in_one_line(run, message):
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE, *WRONG[message])
+    assert ended.code == 2
+    assert message in ended.err
+    assert len(ended.err.splitlines()) == 1

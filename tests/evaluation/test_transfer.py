@@ -1,0 +1,120 @@
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lipforge.attacks import FGSM, PGD
+from lipforge.data import load_data
+from lipforge.errors import InputError
+from lipforge.evaluation import evaluate
+from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.transfer import Craft, TransferResult, transfer
+from lipforge.models import load_model
+from lipforge.runs import RunDir
+from lipforge.types import Threat
+from tests.evaluation.toys import labelled, linear
+from tests.nets import seeded
+
+THREAT = Threat("linf", "16/255")
+
+
+def other(model: nn.Module, change: float) -> nn.Module:
+    """A linear model near the given one, that calls bright images the same."""
+    made = linear()
+    noise = torch.randn(made[1].weight.shape, generator=torch.Generator().manual_seed(3))  # type: ignore[index]
+    with torch.no_grad():
+        made[1].weight.add_(change * (noise - noise.mean(dim=1, keepdim=True)))  # type: ignore[index]
+    return made
+
+
+def crafted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    """The best point for a linear model of two classes: eps against the sign of the difference of the weights."""
+    weight = model[1].weight  # type: ignore[index]
+    direction = (weight[1 - y] - weight[y]).sign().reshape(x.shape)
+    return x + THREAT.eps * direction
+
+
+def test_on_linear_models_the_target_meets_the_best_point_of_the_source():
+    source = linear()
+    target, (x, y) = other(source, 0.05), labelled(source, count=60)
+    found = transfer(source, target, (x, y), PGD(steps=5), THREAT, push=20)
+    right = source(x).argmax(dim=1) == y
+    # Images that the source gets wrong are not crafted.
+    points = torch.where(right[:, None, None, None], crafted(source, x, y), x)
+    stands = (target(x).argmax(dim=1) == y) & (target(points).argmax(dim=1) == y)
+    assert found.robust == stands.tolist()
+    assert 0 < found.transferred <= found.shared < sum(right)
+    assert found.source_robust_accuracy == evaluate(source, (x, y), PGD(steps=5), THREAT).robust_accuracy
+
+
+def test_the_counts_are_those_of_the_outcomes():
+    source = linear()
+    found = transfer(source, other(source, 0.05), labelled(source, count=60), FGSM(), THREAT)
+    pairs = list(zip(found.source_outcome, found.outcome, strict=True))
+    assert found.shared == sum(start == "fgsm" and end != "misclassified" for start, end in pairs)
+    assert found.transferred == sum(start == "fgsm" and end == "transfer" for start, end in pairs)
+    assert found.robust_accuracy == found.outcome.count("robust") / 60
+    assert str(found).endswith("this is 60 images")
+
+
+def test_pushing_on_raises_the_margin_of_the_source_and_stays_inside_the_threat():
+    source = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 3)))
+    x, y = labelled(source, count=30)
+    start = x + 0.5 * THREAT.eps * torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+    craft = Craft(source, source, as_data((x, y)), FGSM(), THREAT, 0, push=10)
+    pushed = craft._pushed(start, x, y)
+
+    def margins(points: Tensor) -> Tensor:
+        logits = source(points)
+        own = logits.gather(1, y[:, None]).squeeze(1)
+        return logits.scatter(1, y[:, None], -torch.inf).amax(dim=1) - own
+
+    assert (margins(pushed) > margins(start)).all()
+    assert (pushed - x).abs().max() <= THREAT.eps + 1e-6
+    assert torch.equal(dataclasses.replace(craft, push=0)._pushed(start, x, y), start)
+
+
+def test_a_pushed_point_fools_the_target_more_often():
+    source, attack = linear(), PGD(steps=20, step=0.1, random=False)
+    target, data = other(source, 0.05), labelled(source, count=60)
+    near, far = (transfer(source, target, data, attack, THREAT, push=push).transferred for push in (0, 20))
+    assert near < far
+
+
+def test_a_source_is_its_own_best_target():
+    source = linear()
+    found = transfer(source, source, labelled(source, count=60), FGSM(), THREAT, push=0)
+    assert found.transferred == found.shared > 0
+    assert found.robust_accuracy == found.source_robust_accuracy
+
+
+def test_a_run_keeps_the_result_and_resumes(tmp_path):
+    source = linear()
+    data = labelled(source, count=30)
+
+    def once() -> TransferResult:
+        with RunDir.open(tmp_path) as run:
+            found = transfer(source, other(source, 0.1), data, FGSM(), THREAT, run=run, shard_size=7, names=("a", "b"))
+        return dataclasses.replace(found, seconds=0.0)
+
+    first = once()
+    next((tmp_path / "shards").glob("transfer__a-to-b__*/0002.json")).unlink()
+    assert once() == first
+    (name,) = RunDir.open(tmp_path).results()
+    assert name == "transfer__a-to-b__fgsm__linf-16over255"
+    assert RunDir.open(tmp_path).read_result(name)["kind"] == "transfer"
+
+
+def test_on_real_images_a_foreign_source_fools_less_than_the_target_itself():
+    target, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=16)
+    source = load_model("resnet20", pretrained=False)
+    threat = Threat("linf", "8/255")
+    foreign = transfer(source, target, data, PGD(steps=3), threat, push=2)
+    own = transfer(target, target, data, PGD(steps=3), threat, push=2)
+    assert own.robust_accuracy < foreign.robust_accuracy <= foreign.clean_accuracy == own.clean_accuracy
+
+
+def test_a_negative_push_is_refused():
+    with pytest.raises(InputError, match="push must be at least 0, got -1"):
+        transfer(linear(), linear(), labelled(linear()), FGSM(), THREAT, push=-1)
