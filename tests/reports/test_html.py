@@ -205,3 +205,10 @@ def test_the_command_is_the_recorded_one_or_is_put_together_from_the_results(tmp
 
 def command_of(path):
     return build_report(path).sections[-1].blocks[0].text
+
+
+def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
+    found = replace(audit("undecided"), sentence="undecided: +0.0 points [-1.0, +1.0] under all attacks together")
+    write_plain(tmp_path, "audit", "audit", found)
+    (verdict,) = build_report(tmp_path).sections[0].blocks
+    assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under all attacks together"
