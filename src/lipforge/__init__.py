@@ -1,5 +1,22 @@
 """lipforge: forge a trained image classifier in one pass, and find out honestly whether it got harder to fool."""
 
+from lipforge.analysis import Analysis, analyse
+from lipforge.attacks import (
+    APGD,
+    CW,
+    FAB,
+    FGSM,
+    PGD,
+    Attack,
+    AttackResult,
+    Cascade,
+    Square,
+    TargetedAPGD,
+    autoattack,
+    parse_attack,
+)
+from lipforge.audit import AuditReport, audit, audit_plan
+from lipforge.certify import CertifyResult, certify
 from lipforge.data import (
     FolderOptions,
     check_data,
@@ -12,7 +29,8 @@ from lipforge.data import (
     take,
 )
 from lipforge.errors import LipforgeError
-from lipforge.evaluation import clean_accuracy
+from lipforge.evaluation import RobustResult, clean_accuracy, evaluate
+from lipforge.evaluation.compare import Comparison, compare
 from lipforge.forge import (
     Forge,
     MeanCentred,
@@ -37,27 +55,57 @@ from lipforge.forge import (
     save_recipe,
     set_mode_,
     set_ratio_,
+    smooth_backward,
     straight_through,
 )
 from lipforge.models import list_models, load_model
+from lipforge.reports import write_report
+from lipforge.runs import RunDir
+from lipforge.searching import choose_ratio
+from lipforge.training import TrainConfig, train
 from lipforge.types import Classifier, Threat
 
 __all__ = [
+    "APGD",
+    "CW",
+    "FAB",
+    "FGSM",
+    "PGD",
+    "Analysis",
+    "Attack",
+    "AttackResult",
+    "AuditReport",
+    "Cascade",
+    "CertifyResult",
     "Classifier",
+    "Comparison",
     "FolderOptions",
     "Forge",
     "LipforgeError",
     "MeanCentred",
     "Piecewise",
     "Recipe",
+    "RobustResult",
+    "RunDir",
     "Site",
     "Smooth",
+    "Square",
     "Step",
+    "TargetedAPGD",
     "Threat",
+    "TrainConfig",
+    "analyse",
+    "audit",
+    "audit_plan",
+    "autoattack",
     "calibrate_",
+    "certify",
     "check_data",
+    "choose_ratio",
     "clean_accuracy",
+    "compare",
     "count_zeros",
+    "evaluate",
     "find_sites",
     "fold_",
     "forge_",
@@ -73,13 +121,17 @@ __all__ = [
     "load_fold",
     "load_model",
     "load_recipe",
+    "parse_attack",
     "plain",
     "recipe_of",
     "remove_",
     "save_recipe",
     "set_mode_",
     "set_ratio_",
+    "smooth_backward",
     "split",
     "straight_through",
     "take",
+    "train",
+    "write_report",
 ]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lipforge.attacks import Attack, AutoAttack
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
+from lipforge.evaluation.contest import AUDIT, NEAR
 from lipforge.evaluation.scores import SearchResult, Setting
 from lipforge.evaluation.search import RATIOS, Views, search_ratio
 from lipforge.forge.insert import forges, require_forges, set_ratio_
@@ -28,8 +29,9 @@ def choose_ratio(
     attack: Attack | None = None,
     metric: Metric = "union",
     groups: Sequence[str] | bool = False,
-    near: float | None = 0.1,
-    audit: float = 0.03,
+    near: float | None = NEAR,
+    audit: float = AUDIT,
+    all_ratios: bool = False,
     run: RunDir | None = None,
     seed: int = 0,
     shard_size: int = 100,
@@ -39,8 +41,8 @@ def choose_ratio(
     """The ratio to use for a forged and calibrated `model`, found on validation images, with the reason and all scores.
 
     Clean accuracy of all `ratios` comes first; the best one and its neighbours are then attacked, and the base (ratio
-    0) with them. `metric` "plain" attacks the forged model as it is; "union" also through a backward pass that ignores
-    the masks, and gives the base a second run of its own instead. The attack is autoattack("fast") unless told. With
+    0) with them; with `all_ratios` all of them are. `metric` "plain" attacks the forged model as it is; "union" also
+    through a backward pass that ignores the masks, and gives the base a second run of its own instead. The attack is autoattack("fast") unless told. With
     `groups`, globs of site names or True for the stages of the network, each group gets a ratio of its own. The model's
     ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice.
     """
@@ -64,6 +66,7 @@ def choose_ratio(
             groups=named,
             near=near,
             audit=audit,
+            all_ratios=all_ratios,
             run=run,
             seed=seed,
             shard_size=shard_size,

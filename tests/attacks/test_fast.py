@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, PGD, Cascade, Escalate, Rounds
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Rounds, autoattack
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
@@ -43,6 +43,16 @@ def test_images_that_keep_gaining_go_on_and_images_near_enough_get_every_round()
     near = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
     assert near.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
     assert not near.given_up.any()
+
+
+def test_an_image_far_from_the_boundary_costs_what_the_page_says():
+    model = small_net(classes=10)
+    x, y = small_images(model, 40)
+    result = autoattack("fast", prepare=False).run(model, x, y, threat=Threat("linf", 1e-5))
+    assert result.given_up.all()
+    assert result.forwards[32:].tolist() == [86] * 8
+    assert result.backwards[32:].tolist() == [69] * 8
+    assert result.forwards[:32].tolist() == [86 + 2] * 32  # the checks of the model
 
 
 def test_an_image_that_is_fooled_is_not_given_up():

@@ -5,7 +5,7 @@ import torch
 
 from lipforge import rng
 from lipforge.attacks import Square
-from lipforge.attacks.square import window
+from lipforge.attacks.square import span
 from lipforge.attacks.squares import double_bump, start_squares, turn_window
 from lipforge.errors import InputError
 from lipforge.types import Threat
@@ -50,6 +50,13 @@ def test_the_side_follows_the_published_schedule_of_shares():
     assert sides == [29, 29, 20, 14, 10, 7, 5, 4, 3, 2, 1]
     assert Square(queries=5000, rescale=True).side(4500, 32, 32) == 1
     assert attack.side(0, 3, 32) == 3
+
+
+def window(row_word, column_word, side, height, width):
+    """A mask (M, 1, H, W) of one window per image, as Square makes it."""
+    sides = torch.tensor([side])
+    rows, columns = span(row_word[:, None], sides, height)[:, 0], span(column_word[:, None], sides, width)[:, 0]
+    return rows[:, None, :, None] & columns[:, None, None, :]
 
 
 def test_windows_are_uniform_and_reach_every_edge():

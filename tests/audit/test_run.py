@@ -11,7 +11,7 @@ from lipforge.audit import Plan, audit
 from lipforge.data import load_data
 from lipforge.errors import InputError, RunError, SiteError
 from lipforge.forge import forge_, set_ratio_
-from lipforge.models import list_models, load_model
+from lipforge.models import load_model
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.nets import ResidualNet, images, seeded
@@ -19,7 +19,6 @@ from tests.nets import ResidualNet, images, seeded
 SHORT = APGD(steps=5, loss="margin")
 QUICK = Plan(plain=PGD(steps=5), adaptive=SHORT, longer=SHORT, refine=3, check_images=0)
 """Enough for effects as large as those of the controls."""
-NATURAL = "cifar10-resnet-natural"
 
 
 @pytest.fixture(scope="module")
@@ -76,9 +75,8 @@ def test_damaged_weights_are_harmful(robust):
     assert report.exit_code == 1
 
 
-@pytest.mark.skipif(NATURAL not in list_models()["bundled"], reason="the natural model is not bundled yet")
 def test_adversarial_training_is_real(robust):
-    report = audit(load_model(NATURAL), robust, real_images(24), Threat("linf", "4/255"), plan=QUICK)
+    report = audit(load_model("cifar10-resnet-natural"), robust, real_images(16), Threat("linf", "4/255"), plan=QUICK)
     assert report.verdict == "real"
     assert report.exit_code == 0
 

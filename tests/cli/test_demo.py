@@ -1,55 +1,50 @@
+"""The demo, on the images that lipforge ships with."""
+
+import html
 import json
-import sys
 
 import pytest
 
 from lipforge.cli import demo
-from lipforge.cli.main import main
+from lipforge.cli.demo import Sizes
 from lipforge.data import load_data
 from lipforge.errors import DataError
 from lipforge.forge import load_recipe
 
+TINY = Sizes(validation=10, test=12, certified=2, draws=20, analysed=4)
 
-def without_cifar10(spec, **options):
-    if spec == "cifar10":
-        raise DataError("no CIFAR-10 here")
-    return load_data(spec, **options)
+
+@pytest.fixture(autouse=True)
+def _no_download(monkeypatch):
+    def without_cifar10(spec, **options):
+        if spec == "cifar10":
+            raise DataError("no CIFAR-10 here")
+        return load_data(spec, **options)
+
+    monkeypatch.setattr(demo, "load_data", without_cifar10)
+    monkeypatch.setattr(demo, "SMALL", TINY)
 
 
 @pytest.mark.slow
-def test_the_demo_runs_on_the_images_it_ships_with_and_counts_right(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "load_data", without_cifar10)
-    monkeypatch.setattr(sys, "argv", ["lipforge", "demo", "--count", "20", "--out", str(tmp_path), "--json"])
-    with pytest.raises(SystemExit) as stop:
-        main()
-    output = capsys.readouterr()
-    result = json.loads(output.out)
-    assert stop.value.code in (0, None)
-    assert "CIFAR-10 cannot be had here" in output.err
-    assert (result["clean_count"], result["attack_count"]) == (500, 20)
-    assert json.loads((tmp_path / "demo.json").read_text()) == result
-    assert load_recipe(tmp_path / "recipe.json").images_seen == 500
-    base, *forged = result["rows"]
-    assert base["clean"] > 0.6  # the bundled model's card says 0.6857 on all test images
-    for row in forged:
-        assert row["union"] <= min(row["plain_attack"], row["adaptive_attack"])
-        assert round(20 * (row["union"] - base["union"])) == row["gained"] - row["lost"]
+def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run):
+    ended = run("demo", "--out", tmp_path / "demo", "--json")
+    result = json.loads(ended.out)
+    assert ended.code == 0
+    assert "CIFAR-10 cannot be had here" in ended.err
+    assert (result["kind"], result["count"], result["calibrated_on"], result["sites"]) == ("demo", 12, 300, 16)
+    assert result["forged"] - result["base"] == pytest.approx(result["difference"]["difference"])
+    assert load_recipe(tmp_path / "demo" / "recipe.json").images_seen == 300
+    kinds = {json.loads(path.read_text())["kind"] for path in (tmp_path / "demo" / "results").glob("*.json")}
+    assert kinds == {"analysis", "audit", "certify", "comparison", "demo", "gallery", "robust", "search"}
+    page = (tmp_path / "demo" / "report.html").read_text()
+    assert result["sentence"] in html.unescape(page)
+    again = run("demo", "--out", tmp_path / "demo")
+    assert again.code == 0
+    assert result["sentence"] in again.out
+    assert str(tmp_path / "demo" / "report.html") in again.out
 
 
-def rows(*figures: tuple[float, float, float, int, int]) -> tuple[demo.Row, ...]:
-    base = demo.Row(0.0, 0.7, 0.30, 0.30, 0.30, 0, 0)
-    return (base, *(demo.Row(ratio, 0.7, plain, union, union, up, down) for ratio, plain, union, up, down in figures))
-
-
-def sentence(*figures: tuple[float, float, float, int, int]) -> str:
-    return demo._sentence(demo.Demo("m", "d", "linf 8/255", "pgd", 500, 200, rows(*figures)))
-
-
-def test_a_gain_that_vanishes_is_called_no_gain():
-    text = sentence((2**-7, 0.31, 0.30, 1, 1), (2**-6, 0.34, 0.295, 1, 2))
-    assert "did not make this model more robust: 1 images gained, 1 lost out of 200" in text
-    assert "+4.0 points at 2^-6, is -0.5 once an attack ignores the masks" in text
-
-
-def test_a_gain_that_stays_is_called_no_proof_yet():
-    assert "no proof yet: 3 images gained, 1 lost" in sentence((2**-7, 0.31, 0.31, 3, 1))
+def test_a_demo_of_no_images_is_refused(tmp_path, run):
+    ended = run("demo", "--out", tmp_path / "demo", "--count", "0")
+    assert ended.code == 2
+    assert "count must be at least 1, got 0" in ended.err

@@ -224,6 +224,8 @@ def test_ratios_far_from_the_best_clean_one_are_not_attacked():
     """The labels are those of the base, so the clean accuracy falls with the tilt."""
     status = {one.ratio: one.status for one in search(ratios=(0.001, 0.3, 0.6)).scores}
     assert status == {0.0: "base", 0.001: "attacked", 0.3: "attacked", 0.6: "not attacked"}
+    every = {one.ratio: one.status for one in search(ratios=(0.001, 0.3, 0.6), all_ratios=True, rounds=1).scores}
+    assert every == {0.0: "base", 0.001: "attacked", 0.3: "attacked", 0.6: "attacked"}
 
 
 class Wrong(Tilted):

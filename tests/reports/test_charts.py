@@ -77,3 +77,9 @@ def test_a_range_of_one_value_still_has_room():
     assert low < 3 < high
     assert padded([0.1, 0.5], floor=0.0)[0] >= 0
     assert scale((3.0, 3.0), (0.0, 1.0))(3.0) == 0.0
+
+
+def test_counts_have_ticks_at_whole_numbers_only():
+    bars = (Row("a", (Bar("base", 0, 12, "tip"),)),)
+    root = drawn(Rows("alt", Axis("images", (0.0, 12.0), whole=True), bars, ()))
+    assert [text.text for text in root.iter("text") if "tick" in text.attrib["class"]] == ["0", "5", "10"]

@@ -188,3 +188,27 @@ def test_a_report_of_nothing_is_an_error():
 def test_the_same_run_gives_the_same_bytes(tmp_path):
     run = full_run(tmp_path / "run")
     assert write_report(run).read_bytes() == write_report(run, out=tmp_path / "again.html").read_bytes()
+
+
+def test_the_command_is_the_recorded_one_or_is_put_together_from_the_results(tmp_path):
+    run = RunDir.open(tmp_path / "run")
+    run.write_result("a", robust("forged", (44, 18, 1, 1), 63))
+    assert command_of(tmp_path / "run") == (
+        "lipforge evaluate cifar10-resnet --recipe recipe.json --data cifar10:test --limit 200 --attack autoattack "
+        "--norm linf --eps 8/255 --attack-seed 0 --run run"
+    )
+    write_plain(tmp_path / "run", "demo", "demo", {"model": "my model", "count": 12})
+    assert command_of(tmp_path / "run") == "lipforge demo --model 'my model' --count 12 --out run"
+    (tmp_path / "run/environment.json").write_text('{"environments": [{"torch": "2", "command": "lipforge x"}]}')
+    assert command_of(tmp_path / "run") == "lipforge x"
+
+
+def command_of(path):
+    return build_report(path).sections[-1].blocks[0].text
+
+
+def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
+    found = replace(audit("undecided"), sentence="undecided: +0.0 points [-1.0, +1.0] under all attacks together")
+    write_plain(tmp_path, "audit", "audit", found)
+    (verdict,) = build_report(tmp_path).sections[0].blocks
+    assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under all attacks together"

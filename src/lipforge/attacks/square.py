@@ -5,7 +5,7 @@ are drawn for each image by itself, so they do not depend on the batch, and may 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -18,6 +18,7 @@ from lipforge.attacks.norms import project
 from lipforge.attacks.squares import start_squares, turn_window
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
+from lipforge.types import Threat
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 DRAWN_AT_ONCE = 64
@@ -52,42 +53,49 @@ class Square(Attack):
 
     @torch.no_grad()
     def _search(self, trial: Trial, stream: str) -> None:
-        at = trial.standing()
+        at, threat = trial.standing(), trial.threat
         if len(at) == 0:
             return
-        best = start_squares(trial.x[at], trial.threat, seed=trial.seed, sample_ids=trial.ids[at], stream=stream)
+        best = start_squares(trial.x[at], threat, seed=trial.seed, sample_ids=trial.ids[at], stream=stream)
         logits = trial.logits(best, at)
-        rows, value = trial.record(best, at, logits), margin(logits, trial.y[at])
+        value = margin(logits, trial.y[at])
+        rows = trial.record(best, at, logits)
         at, best, value = at[rows], best[rows], value[rows]
-        words = torch.empty(0)
-        for query in range(self.queries):
+        for first in range(0, self.queries, DRAWN_AT_ONCE):
             if len(at) == 0:
                 return
-            number, offset = divmod(query, DRAWN_AT_ONCE)
-            if offset == 0:
-                words = _words(trial, at, stream=stream, counter=number)
-            new = project(self._change(trial, at, best, words[:, offset], query), trial.x[at], trial.threat)
-            logits = trial.logits(new, at)
-            rows, found = trial.record(new, at, logits), margin(logits, trial.y[at])
-            best = torch.where((found > value)[:, None, None, None], new, best)
-            value = torch.maximum(found, value)
-            if not rows.all():
-                at, best, value, words = at[rows], best[rows], value[rows], words[rows]
+            windows = self._draw(trial, at, stream, first)
+            for query in range(min(DRAWN_AT_ONCE, self.queries - first)):
+                new = windows.changed(best, query)
+                logits = trial.logits(new, at)
+                found = margin(logits, trial.y[at])
+                rows = trial.record(new, at, logits)
+                best = torch.where((found > value)[:, None, None, None], new, best)
+                value = torch.maximum(found, value)
+                if not rows.all():
+                    at, best, value, windows = at[rows], best[rows], value[rows], windows.only(rows)
+                    if len(at) == 0:
+                        return
         trial.keep(best, at)
 
-    def _change(self, trial: Trial, at: Tensor, best: Tensor, words: Tensor, query: int) -> Tensor:
-        """`best` with one random window changed."""
-        height, width = best.shape[2:]
-        side = self.side(query, height, width)
+    def _draw(self, trial: Trial, at: Tensor, stream: str, first: int) -> "Windows":
+        """The windows of the next DRAWN_AT_ONCE queries: two positions, a turn, and a sign per channel for each."""
         x, threat = trial.x[at], trial.threat
-        signs = (2 * (words[:, 5:] >> 31) - 1).to(best.dtype)[:, :, None, None]
-        if threat.norm == "linf":
-            mask = window(words[:, 0], words[:, 1], side, height, width)
-            return torch.where(mask, x + threat.eps * signs, best)
-        side = min(max(side, 3) | 1, height, width)  # an odd window has a middle
-        fresh, emptied = (window(words[:, k], words[:, k + 1], side, height, width) for k in (0, 2))
-        change = turn_window(best - x, fresh, emptied, signs, side, words[:, 4] >> 31 == 1, threat.eps)
-        return x + change
+        channels, height, width = x.shape[1:]
+        shape = (DRAWN_AT_ONCE, 5 + channels)
+        number = first // DRAWN_AT_ONCE
+        words = rng.bits(trial.seed, trial.ids[at], stream=f"{stream}-windows", shape=shape, counter=number)
+        sides = [self.side(first + query, height, width) for query in range(DRAWN_AT_ONCE)]
+        if threat.norm == "l2":
+            sides = [min(max(side, 3) | 1, height, width) for side in sides]  # an odd window has a middle
+        across = torch.tensor(sides, device=x.device)
+        lines = [
+            span(words[:, :, k], across, extent)
+            for k, extent in enumerate((height, width, height, width)[: 2 if threat.norm == "linf" else 4])
+        ]
+        low, high = (x - threat.eps).clamp_min(0.0), (x + threat.eps).clamp_max(1.0)
+        signs = (words[:, :, 5:] >> 31 == 1)[..., None, None]
+        return Windows(threat, sides, x, low, high, signs, words[:, :, 4] >> 31 == 1, tuple(lines))
 
     def side(self, query: int, height: int, width: int) -> int:
         """The side of the window in this query, numbered from 0."""
@@ -96,17 +104,49 @@ class Square(Attack):
         return min(max(round(math.sqrt(share * height * width)), 1), height, width)
 
 
-def window(row_word: Tensor, column_word: Tensor, side: int, height: int, width: int) -> Tensor:
-    """A mask (M, 1, H, W) of one window per image, at a uniform position; the words have 32 random bits."""
-    inside = []
-    for word, extent in ((row_word, height), (column_word, width)):
-        first = (word * (extent - side + 1) >> 32)[:, None]
-        line = torch.arange(extent, device=word.device)[None, :]
-        inside.append((line >= first) & (line < first + side))
-    return inside[0][:, None, :, None] & inside[1][:, None, None, :]
+@dataclass(frozen=True)
+class Windows:
+    """The windows that the next queries change, drawn together: one row per image, one column per query."""
+
+    threat: Threat
+    sides: list[int]
+    x: Tensor
+    low: Tensor
+    high: Tensor
+    signs: Tensor
+    turns: Tensor
+    lines: tuple[Tensor, ...]
+
+    def only(self, rows: Tensor) -> "Windows":
+        """The windows of the images where `rows` (M,) is true."""
+        return replace(
+            self,
+            x=self.x[rows],
+            low=self.low[rows],
+            high=self.high[rows],
+            signs=self.signs[rows],
+            turns=self.turns[rows],
+            lines=tuple(line[rows] for line in self.lines),
+        )
+
+    def changed(self, best: Tensor, query: int) -> Tensor:
+        """`best` with this query's window changed, inside the threat."""
+        fresh, sign = self._mask(0, query), self.signs[:, query]
+        if self.threat.norm == "linf":
+            return torch.where(fresh, torch.where(sign, self.high, self.low), best)
+        emptied, signs = self._mask(2, query), torch.where(sign, 1.0, -1.0).to(best.dtype)
+        turned = self.turns[:, query]
+        change = turn_window(best - self.x, fresh, emptied, signs, self.sides[query], turned, self.threat.eps)
+        return project(self.x + change, self.x, self.threat)
+
+    def _mask(self, first: int, query: int) -> Tensor:
+        """A window per image, as a mask (M, 1, H, W)."""
+        rows, columns = self.lines[first][:, query], self.lines[first + 1][:, query]
+        return rows[:, None, :, None] & columns[:, None, None, :]
 
 
-def _words(trial: Trial, at: Tensor, *, stream: str, counter: int) -> Tensor:
-    """Random bits for the next queries: two positions, one turn, and a sign per channel for each."""
-    shape = (DRAWN_AT_ONCE, 5 + trial.x.shape[1])
-    return rng.bits(trial.seed, trial.ids[at], stream=f"{stream}-windows", shape=shape, counter=counter)
+def span(words: Tensor, sides: Tensor, extent: int) -> Tensor:
+    """Which of `extent` lines (M, Q, extent) lie in a window of that side (Q,), at a uniform place; 32 bits a word."""
+    first = (words * (extent - sides + 1) >> 32)[..., None]
+    line = torch.arange(extent, device=words.device)
+    return (line >= first) & (line < first + sides[:, None])

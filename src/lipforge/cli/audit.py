@@ -121,7 +121,8 @@ def _show(report: AuditReport, run: str | None, json: bool) -> None:
     if json:
         print_json(record(report))
         return
-    results.print(f"{report.model}, {report.data}, {report.threat}, n={report.count}, plain {report.plain_attack}")
+    about = f"{report.model}, {report.data}, {report.threat}, n={report.count}, plain {report.plain_attack}"
+    results.print(about, soft_wrap=True)
     results.print(str(report), soft_wrap=True)
     if run is not None:
         results.print(f"wrote {Path(run) / 'results'}", soft_wrap=True)

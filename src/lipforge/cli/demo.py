@@ -16,7 +16,7 @@ from lipforge.certify import certify
 from lipforge.cli import options
 from lipforge.cli.output import note, notes, print_json, results, table
 from lipforge.data import View, load_data, split, take
-from lipforge.errors import DataError
+from lipforge.errors import DataError, InputError
 from lipforge.evaluation import RobustResult, clopper_pearson, evaluate
 from lipforge.evaluation.compare import Comparison, compare
 from lipforge.evaluation.identity import attack_text, task_name
@@ -89,6 +89,8 @@ def demo(
 
     [bold]Example[/]: lipforge demo --full --out runs/demo-full
     """
+    if count is not None and count < 1:
+        raise InputError(f"count must be at least 1, got {count}")
     sizes = FULL if full else SMALL
     classifier = load_model(model, weights)
     calibration, validation, test = _images(sizes, count)

@@ -100,7 +100,7 @@ def evaluate_command(
 
     lipforge evaluate wrn-28-10 --no-weights --attack autoattack:version=standard --estimate --devices 8
 
-    torchrun --nproc-per-node 8 -m lipforge evaluate my_model.py:build --run runs/x
+    torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
     attacks, threat = [parse(text) for text in attack or ["autoattack"]], Threat(cast(Norm, norm), eps)
     if save_images and run is None:

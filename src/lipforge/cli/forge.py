@@ -56,7 +56,7 @@ def forge(
     lipforge forge robustbench:imagenet/Linf/Liu2023Comprehensive_Swin-L --weights-dir checkpoints \\
     --data folder:/data/imagenet/train --limit 5000
 
-    torchrun --nproc-per-node 8 -m lipforge forge my_model.py:build --data cifar10:train
+    torchrun --nproc-per-node 8 -m -- lipforge forge my_model.py:build --data cifar10:train
     """
     chosen_mask, chosen_ratio = parse_mask(mask), parse_number(ratio, name="ratio")
     options.check_out(out)

@@ -8,6 +8,7 @@ from lipforge.attacks import parse_attack
 from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.errors import InputError
+from lipforge.evaluation.contest import NEAR
 from lipforge.evaluation.plot import check_picture, plot_tradeoff
 from lipforge.evaluation.results import share_text
 from lipforge.evaluation.scores import RatioScore, SearchResult
@@ -36,6 +37,9 @@ def search(
         list[str] | None, typer.Option("--group", help="A ratio for each glob of site names; repeatable.")
     ] = None,
     stages: Annotated[bool, typer.Option("--stages", help="A ratio for each stage of the network.")] = False,
+    all_ratios: Annotated[
+        bool, typer.Option("--all", help="Attack every candidate, not only the best clean one and its neighbours.")
+    ] = False,
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="Attack every image of every ratio in full; several times slower.")
     ] = False,
@@ -84,7 +88,8 @@ def search(
             attack=parse_attack(attack),
             metric=cast(Metric, metric),
             groups=True if stages else groups or False,
-            near=None if exhaustive else 0.1,
+            near=None if exhaustive else NEAR,
+            all_ratios=all_ratios,
             run=None if run is None else RunDir.open(run),
             seed=attack_seed,
             shard_size=shard_size,

@@ -64,7 +64,7 @@ def train_command(
 
     lipforge train --arch cifar10-resnet --pretrained --recipe recipe.json --epochs 2 --lr 0.01 --out runs/tuned
 
-    torchrun --nproc-per-node 2 -m lipforge train --method trades --out runs/trades
+    torchrun --nproc-per-node 2 -m -- lipforge train --method trades --out runs/trades
     """
     config = TrainConfig(
         method=method,  # type: ignore[arg-type]  # TrainConfig checks the word and names the choices

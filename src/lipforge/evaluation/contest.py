@@ -27,6 +27,9 @@ from lipforge.batching import ImageData
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
+NEAR, AUDIT = 0.08, 0.03
+"""The defaults of the two shares above."""
+
 
 @dataclass(frozen=True)
 class Entrant:

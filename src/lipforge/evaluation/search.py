@@ -12,7 +12,7 @@ from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.evaluation.compare import paired
-from lipforge.evaluation.contest import Contest, Entrant
+from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
 from lipforge.evaluation.identity import attack_text, data_identity, model_identity
 from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.scores import (
@@ -48,8 +48,9 @@ def search_ratio(
     metric: str,
     ratios: Sequence[float] = RATIOS,
     groups: Sequence[str] = (),
-    near: float | None = 0.1,
-    audit: float = 0.03,
+    near: float | None = NEAR,
+    audit: float = AUDIT,
+    all_ratios: bool = False,
     run: RunDir | None = None,
     seed: int = 0,
     shard_size: int = 100,
@@ -59,8 +60,8 @@ def search_ratio(
 ) -> SearchResult:
     """The ratio that keeps most images of `data`, among the one with the best clean accuracy and its neighbours.
 
-    Images are worked on in `rounds`; after each, a ratio that is significantly worse than the best is dropped. With
-    `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
+    With `all_ratios` every ratio is attacked, whatever its clean accuracy. Images are worked on in `rounds`; after
+    each, a ratio that is significantly worse than the best is dropped. With `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
     that group alone and kept if more images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`;
     without `near` every image of every ratio is attacked in full.
     """
@@ -72,7 +73,7 @@ def search_ratio(
     contest = Contest((), as_data(data), attack, threat, seed, near, audit, device, {} if groups else None)
     search = _Search(views, contest, run, shard_size, rounds, show)
     clean = search.clean([0.0, *candidates])
-    picked = neighbourhood(clean[1:])
+    picked = clean[1:] if all_ratios else neighbourhood(clean[1:])
     scores = search.robust([clean[0], *picked])
     scores += [score for score in clean[1:] if score not in picked]
     if groups:

@@ -47,13 +47,22 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: its title, its range, and how numbers are written; `marks` places ticks by hand."""
+    """What an axis shows: its title, its range, and how numbers are written.
+
+    `marks` places ticks by hand; `whole` keeps those that are whole numbers, for counts.
+    """
 
     title: str
     range: tuple[float, float] | None = None
     write: Write = number
     marks: tuple[tuple[float, str], ...] = ()
     floor: float | None = None
+    whole: bool = False
+
+    def ticks(self, low: float, high: float) -> list[tuple[float, str]]:
+        """Where the ticks are between two numbers, with their text."""
+        found = [(v, self.write(v)) for v in ticks(low, high) if not self.whole or v == round(v)]
+        return list(self.marks) or found
 
 
 @dataclass(frozen=True)
@@ -92,11 +101,11 @@ class Lines:
         left, right, top, bottom = box
         parts = [tag("text", self.title, x=4.0, y=14.0, class_="panel-title")] if self.title else []
         parts.append(tag("text", self.y.title, x=4.0, y=top - 14, class_="axis-title"))
-        for value in ticks(*domain, count=5):
+        for value, text in self.y.ticks(*domain):
             y = up(value)
             parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
-            parts.append(tag("text", self.y.write(value), x=left - 6, y=y + 4, class_="tick end"))
-        marks = self.x.marks or tuple((v, self.x.write(v)) for v in ticks(*_span(across, left, right), count=5))
+            parts.append(tag("text", text, x=left - 6, y=y + 4, class_="tick end"))
+        marks = self.x.ticks(*_span(across, left, right))
         for place, text in _thin([(across(value), text) for value, text in marks]):
             parts.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="axis"))
             parts.append(tag("text", text, x=place, y=bottom + 17, class_="tick mid"))
@@ -150,9 +159,8 @@ class Rows:
                 body.append(self._bar(bar, across, y + 7))
                 y += 17
             y += 9
-        marks = self.x.marks or tuple((v, self.x.write(v)) for v in ticks(*domain, count=5))
         grid: list[Markup] = []
-        for place, text in _thin([(across(value), text) for value, text in marks]):
+        for place, text in _thin([(across(value), text) for value, text in self.x.ticks(*domain)]):
             grid.append(tag("line", x1=place, x2=place, y1=4.0, y2=y, class_="grid"))
             grid.append(tag("text", text, x=place, y=y + 16, class_="tick mid"))
         grid.append(tag("text", self.x.title, x=(left + right) / 2, y=y + 34, class_="axis-title mid"))

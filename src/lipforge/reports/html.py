@@ -99,6 +99,7 @@ def render(report: Report) -> str:
         "data_uri": _data_uri,
         "swatch": _swatch,
         "bracketed": _bracketed,
+        "breakable": _breakable,
         "figure_number": lambda block: given.setdefault(id(block), next(numbers)),
     }
     return environment.from_string(_asset("report.html.j2")).render(
@@ -145,6 +146,14 @@ def _bracketed(text: str) -> Markup:
     """A number's interval in a softer colour, so that the eye finds the number."""
     value, bracket, interval = text.partition(" [")
     return escape(value) + (tag("span", bracket + interval, class_="range") if bracket else Markup(""))
+
+
+def _breakable(text: str) -> Markup:
+    """Words that may break after the colons and commas of an attack's settings, rather than inside a word."""
+    made = escape(text)
+    for mark in (":", ","):
+        made = made.replace(mark, Markup(mark + "<wbr>"))
+    return made
 
 
 def _asset(name: str) -> str:

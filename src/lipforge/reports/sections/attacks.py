@@ -40,7 +40,7 @@ def _figure(same: Sequence[Robust], colours: dict[str, str]) -> Figure:
     left = "; ".join(f"{r.label}: {round(r.robust * r.count)} of {r.count} still robust" for r in same)
     chart = Rows(
         alt=f"Images that each attack of {first.attack} took. {left}.",
-        x=Axis("images", (0.0, float(first.count))),
+        x=Axis("images", (0.0, float(first.count)), whole=True),
         rows=tuple(rows),
         legend=tuple((colours[result.label], result.label) for result in same),
     )

@@ -5,8 +5,8 @@ import shlex
 from typing import Any
 
 from lipforge.reports.blocks import Block, Code, Grid, Prose, Section
-from lipforge.reports.parsed import Robust, robust_results
-from lipforge.reports.read import Run
+from lipforge.reports.parsed import Robust, is_base, robust_results
+from lipforge.reports.read import Fields, Run
 from lipforge.reports.tables import Column, Table
 
 
@@ -31,22 +31,29 @@ def provenance(run: Run) -> Section:
 
 
 def _commands(run: Run) -> Block:
-    """The commands that were recorded; else what the evaluations say of themselves."""
-    commands = [command for session in _sessions(run) if isinstance(command := session.get("command"), str)]
-    if commands:
-        return Code("To compute these numbers again", "\n".join(dict.fromkeys(commands)))
-    wanted = [_command(result, run) for result in robust_results(run)]
-    if not wanted:
-        return Prose("No command was recorded with these results.")
-    title = "No command was recorded; with the command line, these come closest (a forged model needs its --recipe)"
-    return Code(title, "\n".join(dict.fromkeys(wanted)))
+    """The commands that were recorded; else what the results say of themselves."""
+    recorded = [command for session in _sessions(run) if isinstance(command := session.get("command"), str)]
+    demos = run.parsed("demo", lambda fields: _demo(fields, run))
+    evaluations = [_command(result, run) for result in robust_results(run)]
+    if recorded or demos:
+        return Code("To compute these numbers again", "\n".join(dict.fromkeys(recorded or demos)))
+    if evaluations:
+        title = "No command was recorded; on the command line these come closest"
+        return Code(title, "\n".join(dict.fromkeys(evaluations)))
+    return Prose("No command was recorded with these results.")
+
+
+def _demo(fields: Fields, run: Run) -> str:
+    words = ["lipforge", "demo", "--model", fields.text("model"), "--count", str(fields.whole("count"))]
+    return shlex.join([*words, "--out", run.name])
 
 
 def _command(result: Robust, run: Run) -> str:
     norm, _, eps = result.threat.partition(" ")
-    words = ["lipforge", "evaluate", result.model or "MODEL", "--data", result.data.split(" ")[0] or "DATA"]
-    words += ["--attack", result.attack, "--norm", norm, "--eps", eps, "--limit", str(result.count)]
-    words += ["--attack-seed", str(result.seed), "--run", run.name]
+    words = ["lipforge", "evaluate", result.model or "MODEL"]
+    words += [] if is_base(result.label) else ["--recipe", "recipe.json"]
+    words += ["--data", result.data.split(" ")[0] or "DATA", "--limit", str(result.count), "--attack", result.attack]
+    words += ["--norm", norm, "--eps", eps, "--attack-seed", str(result.seed), "--run", run.name]
     return shlex.join(words)
 
 

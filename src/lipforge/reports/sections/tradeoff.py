@@ -42,7 +42,7 @@ class Tradeoff:
 def tradeoff(run: Run) -> Section | None:
     """One figure per search, a panel per measure, with the base model as a level line."""
     blocks: list[Block] = []
-    for search in [*run.parsed("search", parse_search), *run.parsed("demo", parse_demo)]:
+    for search in run.parsed("search", parse_search):
         if search.scores:
             blocks.append(_figure(search))
         if search.remarks:
@@ -132,19 +132,6 @@ def _score(row: Fields, chosen: object) -> Score:
     label = row.text("label") if grouped else row.text("label", _named(row.number("ratio")))
     counts = (row.text("status", ""), row.optional("count"), *changes)
     return Score(label, not ratio, ratio == chosen, shares, grouped, counts)
-
-
-def parse_demo(fields: Fields) -> Tradeoff:
-    """The demo's table from its JSON."""
-    names = {"clean accuracy": "clean", "plain attack": "plain_attack", "adaptive attack": "adaptive_attack",
-             "both attacks together": "union"}  # fmt: skip
-    rows = sorted(fields.each("rows"), key=lambda row: row.number("ratio"))
-    scores = [
-        Score(_named(row.number("ratio")), not row.number("ratio"), False,
-              {text: Share(row.number(name)) for text, name in names.items() if row.has(name)})
-        for row in rows
-    ]  # fmt: skip
-    return Tradeoff(f"The demo's ratios, {fields.text('threat', '')}", tuple(scores), ())
 
 
 def _named(ratio: float) -> str:

@@ -74,6 +74,8 @@ def verdict(run: Run) -> Section | None:
 def _verdict(audit: Audit, *, alone: bool) -> Verdict:
     word, sign, tone = WORDS.get(audit.verdict, (audit.verdict, "?", "doubt"))
     sentence = audit.sentence.removeprefix(f"{audit.verdict}: ")
+    if sentence.startswith(("+", "-")):
+        sentence = f"The difference is {sentence}"
     asked = f"{audit.model or 'the model'}, {audit.threat}, {audit.count:,} images of {audit.data}, seed {audit.seed}"
     failed = [name for name, passed, _ in audit.checks if passed is False]
     details = (asked, *(f"Doubt: {doubt}" for doubt in audit.doubts))
@@ -111,7 +113,7 @@ def _figure(audit: Audit) -> Figure:
     last = f"; at the end base {audit.rows[-1][1]}, candidate {audit.rows[-1][2]}" if audit.rows else ""
     chart = Rows(
         alt=f"Images of {audit.count} left standing after each attack of the audit{last}.",
-        x=Axis("images left standing", (0.0, float(audit.count))),
+        x=Axis("images left standing", (0.0, float(audit.count)), whole=True),
         rows=tuple(rows),
         legend=(("base", "base"), ("forged", "candidate")),
     )
