@@ -50,6 +50,7 @@ def main() -> None:
     parser.add_argument("--standard-images", type=int, default=8, help="a standing image takes thousands of passes")
     parser.add_argument("--tflops", type=float, default=20.0, help="sustained 10^12 operations per second of a device")
     options = parser.parse_args()
+    mend_torchvision()
     passes = {
         name: measured(text, options.standard_images if name == "AA" else options.images)
         for name, text in ATTACKS.items()
@@ -66,6 +67,14 @@ def main() -> None:
     }
     write_json(RESULTS, results)
     print(json.dumps(results))
+
+
+def mend_torchvision() -> None:
+    """Declare two operators that a torchvision built for CUDA misses on a CPU build of torch; timm imports it."""
+    if "+cpu" in torch.__version__:
+        mend_torchvision.library = library = torch.library.Library("torchvision", "DEF")  # type: ignore[attr-defined]
+        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 def measured(text: str, count: int) -> dict[str, dict[str, float]]:

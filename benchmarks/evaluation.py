@@ -53,7 +53,7 @@ def main() -> None:
         return
     count, rounds = (50, 3) if options.quick else (200, 7)
     results: dict[str, object] = {"overhead": overhead(count, rounds), "ranks": ranks(count, max(rounds // 2, 1))}
-    results.update(count=count, batch=BATCH, attack="pgd:steps=10", torch=torch.__version__, cores=os.cpu_count())
+    results.update(count=count, batch=BATCH, attack="pgd:steps=20", torch=torch.__version__, cores=os.cpu_count())
     for name, row in (("overhead", results["overhead"]), ("two_ranks", results["ranks"])):
         print(f"{name}: {row} target {TARGETS[name]}")
     write_json(RESULTS, results)
@@ -62,7 +62,7 @@ def main() -> None:
 
 def overhead(count: int, rounds: int) -> dict[str, float]:
     """Seconds of an evaluation with all that comes with it over those of the bare attack."""
-    model, data, attack = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count), PGD(steps=10)
+    model, data, attack = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count), PGD(steps=20)
     batches = [data.batch(list(range(first, first + BATCH))) for first in range(0, count, BATCH)]
     bare(model, batches[:1], attack)
     ratios = []
@@ -112,7 +112,7 @@ def rank(folder: Path, count: int) -> None:
     model, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count)
     with process_group(torch.device("cpu")) as me, RunDir.open(folder / "run") as run:
         bare(model, [data.batch(list(range(BATCH)))], PGD(steps=1))
-        seconds = timed(lambda: evaluate(model, data, PGD(steps=10), THREAT, run=run, batch_size=BATCH, show=False))
+        seconds = timed(lambda: evaluate(model, data, PGD(steps=20), THREAT, run=run, batch_size=BATCH, show=False))
     (folder / f"{me.index}.seconds").write_text(str(seconds))
     leave(0)
 
