@@ -65,8 +65,6 @@ def make_gallery(
     truth = _numbers(labels, len(clean), "labels")
     first, last = _numbers(before, len(clean), "before"), _numbers(after, len(clean), "after")
     chosen = _by_turns(truth, first, last)[:count]
-    if not chosen:
-        raise InputError("no image is classified correctly before the attack, so there is none to show")
     delta = (adversarial - clean)[chosen].detach().float().cpu()
     largest = float(delta.abs().max())
     magnification = 0.5 / largest if largest > 0 else 1.0
@@ -114,6 +112,8 @@ def _numbers(values: Sequence[int] | Tensor, count: int, name: str) -> list[int]
 def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[int]:
     """Positions of images that were right before: one that fell, one that stands, and so on, each kind in order."""
     right = [at for at, label in enumerate(labels) if before[at] == label]
+    if not right:
+        raise InputError("no image is classified correctly before the attack, so there is none to show")
     fell = [at for at in right if after[at] != labels[at]]
     stands = [at for at in right if after[at] == labels[at]]
     paired = min(len(fell), len(stands))
