@@ -110,7 +110,7 @@ def test_more_work_fools_every_image_that_less_work_fooled(less, more):
     x, y = small_images(model, 100)
     few, many = (attack.run(model, x, y, threat=Threat("linf", 0.015)).fooled for attack in (less, more))
     assert (many | ~few).all()
-    assert many.sum() > few.sum()
+    assert 5 < few.sum() <= many.sum() < 100
 
 
 def test_a_success_that_does_not_repeat_does_not_count():

@@ -1,11 +1,12 @@
 """A quicker stand-in for a model, for attacks to search on: the same function up to rounding, or else the model itself.
 
-Batch norms are folded into the convs before them, and the convs run in the channels-last layout. Both are found by
-watching one forward pass from outside, checked on real images, and never trusted with a verdict: a success counts only
-if the original model is fooled.
+Batch norms are folded into the convs before them, the convs run in the channels-last layout, and on a CPU with several
+threads each takes its share of the batch. What can be folded is found by watching one forward pass from outside; the
+result is checked on real images, and never trusted with a verdict: a success counts only if the original is fooled.
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 from lipforge.attacks.foldable import direct_pairs, fold_
 from lipforge.attacks.queries import Prepared
+from lipforge.attacks.split import Split
 from lipforge.errors import InputError
 from lipforge.types import Classifier
 
@@ -21,6 +23,9 @@ Precision = Literal["float32", "bfloat16", "float16"]
 
 CHECKED = 16
 """Images on which the stand-in must agree with the model."""
+
+MOST = 8
+"""Threads that get a copy of their own; with more, each copy gets several."""
 
 ROUNDING, JUMP = 1e-4, 0.02
 """How far its logits may be from the model's, as a share of the largest logit: on 3 of 4 images, and on all of them.
@@ -40,9 +45,11 @@ def prepare(model: Classifier, images: Tensor, *, precision: Precision = "float3
     """
     if precision not in get_args(Precision):
         raise InputError(f"precision must be one of {', '.join(get_args(Precision))}, got {precision!r}")
-    stand_in = _stand_in(model, images[:CHECKED]) if isinstance(model, nn.Module) and len(images) else None
-    quick: Classifier = model if stand_in is None else stand_in
-    return Prepared(model, quick if precision == "float32" else Rounded(quick, getattr(torch, precision)))
+    images = images[:CHECKED]
+    copies = _copies(model, images) if isinstance(model, nn.Module) and len(images) else ()
+    if copies and not _agree(copies[0], model, images):
+        copies = ()
+    return Prepared(model, _joined(copies or (model,), precision))
 
 
 @dataclass(frozen=True)
@@ -68,28 +75,39 @@ class Rounded:
             return self.classifier(x).to(x.dtype)
 
 
+def _joined(copies: Sequence[Classifier], precision: Precision) -> Classifier:
+    if precision != "float32":
+        copies = [Rounded(each, getattr(torch, precision)) for each in copies]
+    return copies[0] if len(copies) == 1 else Split(copies)
+
+
 @torch.no_grad()
-def _stand_in(model: nn.Module, images: Tensor) -> Classifier | None:
-    """The stand-in, or None where there is none to be had or none to be trusted."""
+def _copies(model: nn.Module, images: Tensor) -> tuple[Classifier, ...]:
+    """Quicker copies of the model, one per thread that will use them; none where nothing would be gained."""
     if any(module.training or isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        return None
+        return ()
     if hasattr(model, "_orig_mod") or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return None  # compiled or replicated already
+        return ()  # compiled or replicated already
+    threads = min(torch.get_num_threads(), MOST) if images.device.type == "cpu" else 1
     try:
         twin = copy.deepcopy(model).requires_grad_(False)
+        pairs = direct_pairs(twin, images[:1])
+        if not pairs and threads == 1:
+            return ()  # another memory layout alone gains nothing to speak of
+        for conv, norm in pairs:
+            fold_(twin, conv, norm)
+        if pairs:
+            twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented, not in the stubs
+        tensors = {id(tensor): tensor for tensor in (*twin.parameters(), *twin.buffers())}
+        twins = (twin, *(copy.deepcopy(twin, dict(tensors)) for _ in range(threads - 1)))
     except Exception:  # whatever a user's __deepcopy__ or non-leaf tensor raises: the model serves as it is
-        return None
-    pairs = direct_pairs(twin, images[:1])
-    if not pairs:
-        return None  # another memory layout alone gains nothing to speak of
-    for conv, norm in pairs:
-        fold_(twin, conv, norm)
-    twin.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # documented, not in torch's stubs
-    quick = ChannelsLast(twin)
-    return quick if _agree(quick(images), model(images)) else None
+        return ()
+    return tuple(ChannelsLast(each) for each in twins) if pairs else twins
 
 
-def _agree(found: Tensor, expected: Tensor) -> bool:
+@torch.no_grad()
+def _agree(quick: Classifier, model: Classifier, images: Tensor) -> bool:
+    found, expected = quick(images), model(images)
     if found.shape != expected.shape or expected.ndim != 2:
         return False
     off = (found - expected).abs().amax(dim=1) / expected.abs().amax(dim=1).clamp_min(1e-12)
