@@ -40,11 +40,12 @@ def choose_ratio(
 ) -> SearchResult:
     """The ratio to use for a forged and calibrated `model`, found on validation images, with the reason and all scores.
 
-    Clean accuracy of all `ratios` comes first; the best one and its neighbours are then attacked, and the base (ratio
-    0) with them; with `all_ratios` all of them are. `metric` "plain" attacks the forged model as it is; "union" also
-    through a backward pass that ignores the masks, and gives the base a second run of its own instead. The attack is autoattack("fast") unless told. With
-    `groups`, globs of site names or True for the stages of the network, each group gets a ratio of its own. The model's
-    ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice.
+    Clean accuracy of all `ratios` comes first; the best one and its neighbours are then attacked, and the base
+    (ratio 0) with them; with `all_ratios` all of them are. `metric` "plain" attacks the forged model as it is;
+    "union" also through a backward pass that ignores the masks, and gives the base a second run of its own instead.
+    The attack is autoattack("fast") unless told. With `groups`, globs of site names or True for the stages of the
+    network, each group gets a ratio of its own. The model's ratios are afterwards what they were;
+    `set_ratio_(model, result.chosen)` applies the choice.
     """
     if metric not in get_args(Metric):
         raise InputError(f"metric must be plain or union, got {metric!r}")

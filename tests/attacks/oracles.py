@@ -67,7 +67,8 @@ class LinearClasses(nn.Module):
         logits = self(x)
         gap = logits.gather(1, y[:, None]) - logits
         between = self.weight[y][:, None] - self.weight[None]
-        dual = between.abs().sum(dim=2) if norm == "linf" else between.square().sum(dim=2).sqrt()
+        order = {"linf": 1, "l2": 2, "l1": torch.inf}[norm]
+        dual = torch.linalg.vector_norm(between, order, dim=2)
         return torch.where(dual > 0, gap / dual.clamp_min(1e-12), torch.inf).detach()
 
     def distance(self, x: Tensor, y: Tensor, norm: str) -> Tensor:

@@ -5,6 +5,7 @@ import torch
 
 from lipforge.attacks import APGD, TargetedAPGD
 from lipforge.attacks.apgd import Schedule, _Climbers
+from lipforge.attacks.apgd_l1 import phases
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.trial import Slope
 from lipforge.errors import InputError
@@ -42,6 +43,28 @@ def test_apgd_fools_a_linear_model_exactly_where_it_can_be_fooled(attack, classe
     fooled = attack.run(model, x, y, threat=Threat(norm, eps)).fooled
     assert clear.sum() >= 50
     assert torch.equal(fooled[clear], (distance < eps)[clear])
+
+
+@pytest.mark.parametrize(("attack", "classes"), [(APGD(), 2), (TargetedAPGD(loss="margin"), 5)], ids=str)
+def test_apgd_fools_a_linear_model_in_l1_where_it_can_be_fooled(attack, classes):
+    model, x, y = linear_classes(classes)
+    distance = model.distance(x, y, "l1")
+    eps = float(distance.median())
+    assert eps < 0.3  # so that [0, 1] does not bind
+    fooled = attack.run(model, x, y, threat=Threat("l1", eps)).fooled
+    # The best change is one entry; steps over several entries come within a few percent of it.
+    assert not fooled[distance > 1.001 * eps].any()
+    assert fooled[distance < 0.95 * eps].all()
+    assert (distance < 0.95 * eps).sum() >= 20
+
+
+def test_in_l1_a_climb_costs_a_forward_more_for_each_of_its_three_balls():
+    model = small_net(classes=4)
+    x, y = small_images(model)
+    result = APGD(steps=10).run(model, x, y, threat=Threat("l1", 1e-4))
+    assert phases(10) == (3, 3, 4)
+    assert result.forwards.tolist() == [1 + 10 + 3] * len(x)
+    assert result.backwards.tolist() == [10] * len(x)
 
 
 @pytest.mark.parametrize(("attack", "forwards"), [(APGD(steps=7), 1 + 8), (TargetedAPGD(steps=7), 1 + 3 * 8)])

@@ -55,6 +55,20 @@ def test_few_classes_are_attacked_exactly(classes, version, norm):
         assert any(f"the model has {classes} classes" in note for note in result.notes)
 
 
+@pytest.mark.parametrize("version", ["standard", "fast"])
+def test_l1_is_attacked_without_fab(version):
+    model, x, y = linear_classes(5, count=24)
+    threat = Threat("l1", 1.2 * float(model.distance(x, y, "l1").max()))
+    result = autoattack(version).run(model, x, y, threat=threat)
+    assert result.fooled.all()
+    assert any("fab does not know l1" in note for note in result.notes) == (version == "standard")
+    names = [attack.name for attack in autoattack().cascade(10, "l1").attacks]
+    assert names == ["apgd", "apgd-t", "square"]
+    assert autoattack().cascade(10, "l1").attacks[:2] == (APGD(restarts=5), TargetedAPGD(targets=5))
+    with pytest.raises(InputError, match="linf and l2, got l1"):
+        autoattack("plus").run(model, x, y, threat=threat)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_rand_and_plus_find_losses_that_fit_few_classes(classes):
     losses = {attack.loss for attack in AutoAttack("rand").cascade(classes).attacks}  # type: ignore[attr-defined]

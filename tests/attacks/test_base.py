@@ -86,6 +86,33 @@ def test_the_result_does_not_depend_on_the_batch_or_its_order(attack, norm):
     torch.testing.assert_close(torch.cat(parts), together[order], rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_more_eps_fools_at_least_as_many(attack):
+    model = small_net()
+    x, y = small_images(model, 60)
+    counts = [int(attack.run(model, x, y, threat=Threat("linf", eps)).fooled.sum()) for eps in (0.001, 0.008, 0.06)]
+    assert counts == sorted(counts)
+    assert counts[0] < counts[-1]
+
+
+@pytest.mark.parametrize(
+    ("less", "more"),
+    [
+        (TargetedAPGD(steps=1, targets=1), TargetedAPGD(steps=1, targets=3)),
+        (FAB(steps=1, targets=1), FAB(steps=10)),
+        (Square(queries=20), Square(queries=200)),
+        (CW(steps=2), CW(steps=20)),
+    ],
+    ids=lambda attack: attack.name,
+)
+def test_more_work_fools_every_image_that_less_work_fooled(less, more):
+    model = small_net()
+    x, y = small_images(model, 100)
+    few, many = (attack.run(model, x, y, threat=Threat("linf", 0.015)).fooled for attack in (less, more))
+    assert (many | ~few).all()
+    assert many.sum() > few.sum()
+
+
 def test_a_success_that_does_not_repeat_does_not_count():
     class Moody:
         """Wrong about every image the second time it is asked, and never again."""
@@ -159,12 +186,30 @@ def test_no_images_give_no_images(attack):
     assert attack(small_net(), x, torch.zeros(0, dtype=torch.int64), threat=THREAT).shape == x.shape
 
 
-@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
-def test_the_l1_norm_is_refused(attack):
+DENSE = [FGSM(), PGD(steps=3), CW(steps=3), FAB(steps=3)]
+SPARSE = [APGD(steps=10), TargetedAPGD(steps=10), Square(queries=40)]
+
+
+@pytest.mark.parametrize("attack", DENSE, ids=spelled)
+def test_the_l1_norm_is_refused_by_attacks_that_do_not_know_it(attack):
     model = small_net()
     x, y = small_images(model)
     with pytest.raises(InputError, match="linf and l2, got l1"):
         attack(model, x, y, threat=Threat("l1", 1.0))
+
+
+@pytest.mark.parametrize("attack", SPARSE, ids=spelled)
+def test_an_l1_result_lies_in_the_ball_says_truly_who_is_fooled_and_does_not_depend_on_the_batch(attack):
+    model = small_net().double()
+    x, y = small_images(small_net(), 60)
+    x, threat = x.double(), Threat("l1", 0.5)
+    result = attack.run(model, x, y, threat=threat)
+    assert inside(result.images, x, threat).all()
+    assert 5 < result.fooled.sum() < 60
+    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+    chunk = torch.tensor([31, 4, 17])
+    part = attack.run(model, x[chunk], y[chunk], threat=threat, sample_ids=chunk)
+    torch.testing.assert_close(part.images, result.images[chunk], rtol=0, atol=1e-10)
 
 
 def test_a_model_in_train_mode_is_refused():
@@ -210,6 +255,20 @@ def test_nan_logits_are_reported_with_their_image():
     x, y = small_images(small_net())
     with pytest.raises(ModelError, match="image 5"):
         FGSM()(broken, x, y, threat=THREAT)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_image_that_breaks_later_is_reported_by_its_own_id_and_not_by_its_place_in_the_batch(value):
+    net = small_net()
+    x, y = small_images(net, 20)
+    y[:4] = (y[:4] + 1) % 4  # misclassified: they leave, and the places of the others shift
+
+    def broken(images):
+        moved = (images[:, 0, 0, 0] != x[9, 0, 0, 0]) & ((images[:, 0] - x[9, 0]).abs().amax(dim=(1, 2)) < 0.05)
+        return torch.where(moved[:, None], value, net(images))
+
+    with pytest.raises(ModelError, match="logits for image 109"):
+        APGD(steps=3).run(broken, x, y, threat=THREAT, sample_ids=torch.arange(100, 120))
 
 
 def test_outputs_that_are_not_logits_are_refused():

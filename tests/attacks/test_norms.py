@@ -15,14 +15,14 @@ IDS = torch.arange(40)
 
 
 def norm_of(change, norm):
-    return change.flatten(1).abs().amax(dim=1) if norm == "linf" else change.flatten(1).square().sum(dim=1).sqrt()
+    return torch.linalg.vector_norm(change.flatten(1), {"linf": torch.inf, "l2": 2, "l1": 1}[norm], dim=1)
 
 
 def images(seed, *, dtype=torch.float64):
     return rng.uniform(seed, IDS, stream="images", shape=(1, 2, 2), dtype=dtype)
 
 
-@given(seed=st.integers(0, 2**31), eps=st.floats(1e-3, 2.0), norm=st.sampled_from(["linf", "l2"]))
+@given(seed=st.integers(0, 2**31), eps=st.floats(1e-3, 2.0), norm=st.sampled_from(["linf", "l2", "l1"]))
 @settings(max_examples=50, deadline=None)
 def test_a_projected_point_lies_in_the_ball_and_in_the_unit_range(seed, eps, norm):
     x = images(seed)
@@ -33,7 +33,7 @@ def test_a_projected_point_lies_in_the_ball_and_in_the_unit_range(seed, eps, nor
     assert inside.max() <= 1
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_a_point_that_is_inside_already_stays_where_it_is(norm):
     x = images(0)
     inside = project(x + 0.01, x, Threat(norm, 0.5)).clamp(max=1.0)
@@ -48,6 +48,25 @@ def test_the_linf_projection_is_the_nearest_point():
         lambda z: ((z - far.flatten().numpy()) ** 2).sum(), x.flatten().numpy(), bounds=bounds, method="L-BFGS-B"
     )
     assert found.tolist() == pytest.approx(nearest.x.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("eps", [0.1, 0.5, 1.5])
+def test_the_l1_projection_is_the_nearest_point(eps):
+    x, far = images(0), images(1) * 3 - 1
+    found = project(far, x, Threat("l1", eps))
+    for row in range(8):
+        start, goal = x[row].flatten().numpy(), far[row].flatten().numpy()
+        # Split into rises and falls, so that the l1 norm is linear.
+        bounds = [(0.0, 1 - value) for value in start] + [(0.0, value) for value in start]
+        nearest = optimize.minimize(
+            lambda z, start=start, goal=goal: ((start + z[:4] - z[4:] - goal) ** 2).sum(),
+            [0.01] * 8,
+            bounds=bounds,
+            constraints={"type": "ineq", "fun": lambda z: eps - z.sum()},
+            options={"ftol": 1e-14, "maxiter": 500},
+        )
+        expected = start + nearest.x[:4] - nearest.x[4:]
+        assert found[row].flatten().tolist() == pytest.approx(expected.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -92,6 +111,6 @@ def test_a_start_depends_on_the_image_id_and_not_on_the_batch(norm):
     assert torch.equal(together[9:10], alone)
 
 
-def test_the_l1_norm_is_refused():
+def test_the_l1_norm_has_no_dense_steepest_step():
     with pytest.raises(InputError, match="linf and l2, got l1"):
-        project(images(0), images(0), Threat("l1", 1.0))
+        steepest_step(images(0), Threat("l1", 1.0), 0.1)

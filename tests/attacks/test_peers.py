@@ -11,7 +11,7 @@ from lipforge.attacks import APGD, FAB, Square, TargetedAPGD
 from lipforge.attacks.base import is_fooled
 from lipforge.types import Threat
 
-NORMS = {"linf": ("Linf", 0.012), "l2": ("L2", 0.45)}
+NORMS = {"linf": ("Linf", 0.012), "l2": ("L2", 0.45), "l1": ("L1", 6.0)}
 
 
 def _peer(kind, net, norm, **settings):
@@ -65,6 +65,24 @@ def test_square_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(square.SquareAttack, fitted[0], norm, eps=eps, n_queries=300, resc_schedule=False)
     # A random search: the two tools draw other squares, so a few images of 80 may fall to one of them only.
     _check(_standing(Square(queries=300), peer, fitted, norm), tolerance=4)
+
+
+def test_apgd_in_l1_leaves_as_many_as_the_reference(fitted):
+    peer = _peer(autopgd_base.APGDAttack, fitted[0], "l1", n_iter=40, loss="ce", use_largereps=True)
+    _check(_standing(APGD(steps=40), peer, fitted, "l1"), tolerance=2)
+
+
+def test_targeted_apgd_in_l1_leaves_as_many_as_the_reference(fitted):
+    peer = _peer(autopgd_base.APGDAttack_targeted, fitted[0], "l1", n_iter=30, n_target_classes=2, use_largereps=True)
+    _check(_standing(TargetedAPGD(steps=30, targets=2), peer, fitted, "l1"), tolerance=2)
+
+
+@pytest.mark.slow
+def test_square_in_l1_leaves_no_more_than_the_reference(fitted):
+    peer = _peer(square.SquareAttack, fitted[0], "l1", eps=30.0, n_queries=300, resc_schedule=False)
+    found, expected = _standing(Square(queries=300), peer, fitted, "l1")
+    assert 16 <= expected <= 64
+    assert found <= expected + 4
 
 
 @pytest.mark.slow

@@ -104,7 +104,7 @@ def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window
     words = torch.tensor([[0, 0], [2**31, 2**31]])
     fresh, emptied = window(words[:, 0], words[:, 1], 3, 8, 8), window(words[:, 1] + 2**31, words[:, 0], 3, 8, 8)
     emptied &= ~fresh
-    new = turn_window(change, fresh, emptied, torch.ones(2, 3, 1, 1), 3, torch.tensor([False, True]), 0.5)
+    new = turn_window(change, fresh, emptied, torch.ones(2, 3, 1, 1), 3, torch.tensor([False, True]), Threat("l2", 0.5))
     torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.tensor([0.5, 0.5]))
     elsewhere = ~(fresh | emptied)
     assert torch.equal(new * emptied, torch.zeros_like(new))

@@ -15,6 +15,8 @@ from lipforge.data import load_data
 from lipforge.evaluation import RobustResult, clopper_pearson
 from lipforge.evaluation.compare import Comparison, compare, paired
 from lipforge.evaluation.scores import RatioScore, SearchResult
+from lipforge.evaluation.sweep import SweepResult, SweepRow
+from lipforge.evaluation.transfer import TransferResult
 from lipforge.records import to_plain, write_json
 from lipforge.reports import Gallery, make_gallery
 from lipforge.runs import RunDir
@@ -89,7 +91,9 @@ def audit(verdict: Any = "not real") -> AuditReport:
         clean=compared(136, 2, 1),
         plain=compared(66, 8, 1),
         union=compared(65, 1, 3),
-        rows=tuple(AuditRow(attack, base, forged, (forged - base) / COUNT) for attack, base, forged in rows),
+        rows=tuple(
+            AuditRow(attack, base, forged, (forged - base) / COUNT, 9000, 9100) for attack, base, forged in rows
+        ),
         checks=tuple(Check(name, passed, text) for name, passed, text in checks),
         base_effort=Effort(801_234, 612_345, 4012.0),
         candidate_effort=Effort(811_111, 622_222, 4044.0),
@@ -201,24 +205,60 @@ def search() -> SearchResult:
     )
 
 
-def share(part: int, count: int = COUNT) -> dict[str, Any]:
-    return {"robust_accuracy": part / count, "interval": clopper_pearson(part, count), "count": count}
-
-
-def sweep() -> dict[str, Any]:
+def sweep() -> SweepResult:
     left = {"fgsm": (150, 122, 86, 40, 14, 6), "pgd": (150, 118, 72, 18, 1, 0), "cw": (150, 117, 70, 16, 1, 0)}
     rows = [
-        {"label": label, "attack": attack, "threat": f"linf {eps}/255", "eps": eps / 255, **share(part + more)}
+        SweepRow(
+            label=label,
+            attack=attack,
+            threat=f"linf {eps}/255",
+            eps=eps / 255,
+            count=COUNT,
+            clean_accuracy=0.8,
+            clean_interval=clopper_pearson(160, COUNT),
+            robust_accuracy=(part + more) / COUNT,
+            interval=clopper_pearson(part + more, COUNT),
+            carried=0,
+            forwards=4000,
+            backwards=4000,
+            seconds=2.5,
+            outcome=(),
+        )
         for label, more in (("base", 0), ("forged", 3))
         for attack, parts in left.items()
         for eps, part in zip((1, 4, 8, 16, 32, 64), parts, strict=True)
     ]
-    return {"rows": rows, "notes": ["forged: 3 of 200 images stand against pgd at linf 64/255"]}
+    notes = ("forged: 3 of 200 images stand against pgd at linf 64/255",)
+    return SweepResult(tuple(rows), True, "linf", "cifar10:test", 0, COUNT, 144_000, 144_000, 90.0, notes)
 
 
-def transfer() -> dict[str, Any]:
-    return {"source": "base", "target": "forged", "attack": "autoattack", "threat": "linf 8/255", "shared": 69,
-            "transferred": 60, **share(74)}  # fmt: skip
+def transfer() -> TransferResult:
+    return TransferResult(
+        source="base",
+        target="forged",
+        attack="autoattack",
+        threat="linf 8/255",
+        norm="linf",
+        eps=8 / 255,
+        push=20,
+        data="cifar10:test",
+        seed=0,
+        count=COUNT,
+        source_clean_accuracy=0.68,
+        source_robust_accuracy=0.335,
+        source_interval=clopper_pearson(67, COUNT),
+        clean_accuracy=0.685,
+        clean_interval=clopper_pearson(137, COUNT),
+        robust_accuracy=0.37,
+        interval=clopper_pearson(74, COUNT),
+        shared=69,
+        transferred=60,
+        forwards=20_000,
+        backwards=20_000,
+        seconds=14.0,
+        outcome=(),
+        source_outcome=(),
+    )
 
 
 def gallery(count: int = 8) -> Gallery:
@@ -245,11 +285,11 @@ def full_run(path: Path, verdict: str = "not real") -> Path:
             ("analysis", analysis()),
             ("certify__base", certificate("base", (61, 49, 38, 25, 14, 6, 2, 0))),
             ("certify__forged", certificate("forged", (60, 50, 38, 26, 13, 6, 2, 0))),
+            ("sweep", sweep()),
+            ("transfer__base-to-forged", transfer()),
             ("gallery", gallery()),
         ):
             run.write_result(name, result)
-    write_plain(path, "sweep", "sweep", sweep())
-    write_plain(path, "transfer", "transfer", transfer())
     return path
 
 

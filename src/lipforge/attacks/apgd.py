@@ -6,6 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from lipforge.attacks.apgd_l1 import climb_l1
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss, find_targeted_loss
 from lipforge.attacks.norms import edge_start, project, steepest_step
@@ -112,6 +113,9 @@ class Schedule:
 
 def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter: int) -> None:
     """One run of APGD on the images that stand; the others end at the best point it found."""
+    if trial.threat.norm == "l1":
+        climb_l1(trial, goal, schedule.steps, repeats=schedule.repeats, stream=stream, counter=counter)
+        return
     at, threat = trial.standing(), trial.threat
     if len(at) == 0:
         return

@@ -19,6 +19,7 @@ from lipforge.attacks.prepare import Precision
 from lipforge.attacks.standard import TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
+from lipforge.types import Norm
 
 Version = Literal["standard", "plus", "rand", "fast"]
 
@@ -50,22 +51,27 @@ class AutoAttack(Attack):
         trial.notes += model_notes(trial, random_expected=self.version == "rand")
         if self.version in ("standard", "plus") or classes < 3:
             trial.notes += class_notes(classes, targets=TARGETS)
+        if self.version == "standard" and trial.threat.norm == "l1":
+            trial.notes.append("fab does not know l1 and was left out; the reference runs it")
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
-        self.cascade(classes).attack(trial)
+        self.cascade(classes, trial.threat.norm).attack(trial)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
-    def cascade(self, classes: int) -> Cascade:
+    def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
         """The attacks for a model with that many classes.
 
         >>> [attack.name for attack in AutoAttack().cascade(10).attacks]
         ['apgd', 'apgd-t', 'fab', 'square']
         """
-        first, targeted, fab, square = standard_attacks(classes)
+        standard = standard_attacks(classes, norm)
         dlr = "dlr" if classes >= 3 else "margin"
         if self.version == "standard":
-            return Cascade((first, targeted, fab, square))
+            return Cascade(standard)
         if self.version == "plus":
+            if norm == "l1":
+                raise InputError('autoattack("plus") knows the norms linf and l2, got l1; use standard or fast')
+            _, targeted, fab, square = standard
             untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
             return Cascade((*untargeted, square, targeted, fab))
         if self.version == "rand":

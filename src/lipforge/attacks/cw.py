@@ -8,7 +8,7 @@ from torch import Tensor
 
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import margin
-from lipforge.attacks.norms import distance
+from lipforge.attacks.norms import distance, refuse_l1
 from lipforge.attacks.pgd import PGD
 from lipforge.attacks.trial import Trial, away
 from lipforge.errors import InputError
@@ -43,6 +43,7 @@ class CW(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Ascend on the margin, or search for the weight c."""
+        refuse_l1(trial.threat)
         if trial.threat.norm == "linf":
             self._ascent().attack(trial)
             return

@@ -14,7 +14,7 @@ from torch import Tensor
 from lipforge.attacks.base import Attack
 from lipforge.attacks.hyperplane import to_hyperplane
 from lipforge.attacks.losses import targeted_margin
-from lipforge.attacks.norms import distance, dual_size, edge_start
+from lipforge.attacks.norms import distance, dual_size, edge_start, refuse_l1
 from lipforge.attacks.targets import differences, targets_by_rank
 from lipforge.attacks.trial import Trial, toward
 from lipforge.errors import InputError
@@ -52,6 +52,7 @@ class FAB(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Walk toward each target, or to the nearest boundary, until nothing stands."""
+        refuse_l1(trial.threat)
         trial.clean_logits()
         targets: list[Tensor | None] = [*targets_by_rank(trial, self.targets)] if self.targets else [None]
         for number, target in enumerate(targets):

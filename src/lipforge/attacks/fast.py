@@ -98,7 +98,7 @@ class Escalate(Attack):
                 f"{len(at)} of {len(trial.x)} images looked masked and went through the standard cascade"
             )
             with trial.only(at):
-                Cascade(standard_attacks(trial.clean_logits().shape[1])).attack(trial)
+                Cascade(standard_attacks(trial.clean_logits().shape[1], trial.threat.norm)).attack(trial)
 
 
 @torch.no_grad()

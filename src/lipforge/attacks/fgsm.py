@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss
-from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks.norms import project, random_start, refuse_l1, steepest_step
 from lipforge.attacks.trial import Trial, away
 from lipforge.errors import InputError
 
@@ -31,6 +31,7 @@ class FGSM(Attack):
     def attack(self, trial: Trial) -> None:
         """Take the step, also where the start already fools the model: the one-step attack looks only at its end."""
         at, threat = trial.standing(), trial.threat
+        refuse_l1(threat)
         x = start = trial.x[at]
         if self.random:
             start = random_start(x, threat, seed=trial.seed, sample_ids=trial.ids[at], stream="fgsm-start")

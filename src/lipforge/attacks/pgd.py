@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss
-from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks.norms import project, random_start, refuse_l1, steepest_step
 from lipforge.attacks.trial import Goal, Trial, away
 from lipforge.errors import InputError
 
@@ -39,6 +39,7 @@ class PGD(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Ascend from each start until nothing stands."""
+        refuse_l1(trial.threat)
         goal = away(trial, find_loss(self.loss))
         for restart in range(self.restarts):
             at = trial.standing()

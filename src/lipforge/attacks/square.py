@@ -86,7 +86,7 @@ class Square(Attack):
         number = first // DRAWN_AT_ONCE
         words = rng.bits(trial.seed, trial.ids[at], stream=f"{stream}-windows", shape=shape, counter=number)
         sides = [self.side(first + query, height, width) for query in range(DRAWN_AT_ONCE)]
-        if threat.norm == "l2":
+        if threat.norm != "linf":
             sides = [min(max(side, 3) | 1, height, width) for side in sides]  # an odd window has a middle
         across = torch.tensor(sides, device=x.device)
         lines = [
@@ -136,7 +136,7 @@ class Windows:
             return torch.where(fresh, torch.where(sign, self.high, self.low), best)
         emptied, signs = self._mask(2, query), torch.where(sign, 1.0, -1.0).to(best.dtype)
         turned = self.turns[:, query]
-        change = turn_window(best - self.x, fresh, emptied, signs, self.sides[query], turned, self.threat.eps)
+        change = turn_window(best - self.x, fresh, emptied, signs, self.sides[query], turned, self.threat)
         return project(self.x + change, self.x, self.threat)
 
     def _mask(self, first: int, query: int) -> Tensor:

@@ -4,12 +4,12 @@ import torch
 from torch import Tensor
 
 from lipforge import rng
-from lipforge.attacks.norms import project
+from lipforge.attacks.norms import distance, project
 from lipforge.types import Threat
 
 
 def start_squares(x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, stream: str) -> Tensor:
-    """For linf, vertical stripes of +-eps, one sign per column and channel; for l2, a grid of 5 x 5 double bumps."""
+    """For linf, vertical stripes of +-eps, one sign per column and channel; otherwise a grid of 5 x 5 double bumps."""
     channels, height, width = x.shape[1:]
     if threat.norm == "linf":
         shape = (channels, 1, width)
@@ -25,26 +25,29 @@ def start_squares(x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, s
     top, left = (height - rows * side) // 2, (width - columns * side) // 2
     tiled = bumps.permute(0, 1, 2, 4, 3, 5).reshape(len(x), channels, rows * side, columns * side)
     change[:, :, top : top + rows * side, left : left + columns * side] = tiled
-    return project(x + _unit(change) * threat.eps, x, threat)
+    return project(x + _unit(change, threat) * threat.eps, x, threat)
 
 
 def turn_window(
-    change: Tensor, fresh: Tensor, emptied: Tensor, signs: Tensor, side: int, turned: Tensor, eps: float
+    change: Tensor, fresh: Tensor, emptied: Tensor, signs: Tensor, side: int, turned: Tensor, threat: Threat
 ) -> Tensor:
     """`change` with the window `emptied` set to 0 and its length moved into the window `fresh`; of length eps.
 
     The masks are (M, 1, H, W). In the fresh window a double bump of random sign is added to the direction that was
-    there; per channel it takes the length of both windows and what was left of eps.
+    there; per channel it takes the length of both windows and what was left of eps. For l1 it takes as many times that
+    as there are channels and is not scaled back: the projection that follows cuts all entries down, which drops the
+    small ones.
     """
-    left = (eps**2 - change.square().sum(dim=(1, 2, 3), keepdim=True)).clamp_min(0.0) / change.shape[1]
-    length = (left + (change * (fresh | emptied)).square().sum(dim=(2, 3), keepdim=True)).sqrt()
+    power, channels = 1 if threat.norm == "l1" else 2, change.shape[1]
+    left = (threat.eps**power - change.abs().pow(power).sum(dim=(1, 2, 3), keepdim=True)).clamp_min(0.0) / channels
+    both = (change * (fresh | emptied)).abs().pow(power).sum(dim=(2, 3), keepdim=True)
+    length = (left + both).pow(1 / power) * (channels if threat.norm == "l1" else 1)
     tile = double_bump(side, change)
     tiles = torch.where(turned[:, None, None, None], tile.T, tile)
-    old = change * fresh
-    old = old / old.square().sum(dim=(2, 3), keepdim=True).sqrt().clamp_min(1e-12)
-    new = old + signs * _place(tiles, fresh)
-    new = new / new.square().sum(dim=(2, 3), keepdim=True).sqrt().clamp_min(1e-12) * length
-    return _unit(torch.where(fresh, new, torch.where(emptied, 0.0, change))) * eps
+    tiles = tiles / tiles.abs().pow(power).sum(dim=(2, 3), keepdim=True).pow(1 / power)
+    new = _scaled(change * fresh, power) + signs * _place(tiles, fresh)
+    mixed = torch.where(fresh, _scaled(new, power) * length, torch.where(emptied, 0.0, change))
+    return mixed if threat.norm == "l1" else _unit(mixed, threat) * threat.eps
 
 
 def double_bump(side: int, like: Tensor) -> Tensor:
@@ -73,5 +76,10 @@ def _place(tiles: Tensor, mask: Tensor) -> Tensor:
     return placed
 
 
-def _unit(change: Tensor) -> Tensor:
-    return change / change.square().sum(dim=(1, 2, 3), keepdim=True).sqrt().clamp_min(1e-12)
+def _scaled(part: Tensor, power: int) -> Tensor:
+    """Each channel at length 1, or 0 where it is 0."""
+    return part / part.abs().pow(power).sum(dim=(2, 3), keepdim=True).pow(1 / power).clamp_min(1e-12)
+
+
+def _unit(change: Tensor, threat: Threat) -> Tensor:
+    return change / distance(change, threat)[:, None, None, None].clamp_min(1e-12)

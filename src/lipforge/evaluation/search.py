@@ -61,9 +61,10 @@ def search_ratio(
     """The ratio that keeps most images of `data`, among the one with the best clean accuracy and its neighbours.
 
     With `all_ratios` every ratio is attacked, whatever its clean accuracy. Images are worked on in `rounds`; after
-    each, a ratio that is significantly worse than the best is dropped. With `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
-    that group alone and kept if more images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`;
-    without `near` every image of every ratio is attacked in full.
+    each, a ratio that is significantly worse than the best is dropped. With `groups` of sites the search goes on
+    from the best ratio: group by group, each other ratio (and 0) is tried for that group alone and kept if more
+    images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`; without `near` every image of
+    every ratio is attacked in full.
     """
     candidates = _candidates(ratios)
     if (near is not None and not near > 0) or not 0 <= audit <= 1:

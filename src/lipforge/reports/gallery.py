@@ -62,23 +62,21 @@ def make_gallery(
     pixel reaches black or white.
     """
     _check(clean, adversarial)
-    truth, first, last = (_numbers(part, len(clean), name) for part, name in
-                          ((labels, "labels"), (before, "before"), (after, "after")))  # fmt: skip
+    truth = _numbers(labels, len(clean), "labels")
+    first, last = _numbers(before, len(clean), "before"), _numbers(after, len(clean), "after")
     chosen = _by_turns(truth, first, last)[:count]
-    if not chosen:
-        raise InputError("no image is classified correctly before the attack, so there is none to show")
     delta = (adversarial - clean)[chosen].detach().float().cpu()
     largest = float(delta.abs().max())
     magnification = 0.5 / largest if largest > 0 else 1.0
-    name = (lambda k: class_names[k]) if class_names is not None else (lambda k: f"class {k}")
+    names = class_names if class_names is not None else [f"class {k}" for k in range(max(truth + first + last) + 1)]
     items = [
         GalleryItem(
             index=at if indices is None else int(indices[at]),
-            label=name(truth[at]),
-            before=name(first[at]),
-            after=name(last[at]),
+            label=names[truth[at]],
+            before=names[first[at]],
+            after=names[last[at]],
             clean=to_png(clean[at]),
-            perturbation=to_png((0.5 + magnification * delta[place]).clamp(0, 1)),
+            perturbation=to_png(0.5 + magnification * delta[place]),
             adversarial=to_png(adversarial[at]),
         )
         for place, at in enumerate(chosen)
@@ -114,6 +112,8 @@ def _numbers(values: Sequence[int] | Tensor, count: int, name: str) -> list[int]
 def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[int]:
     """Positions of images that were right before: one that fell, one that stands, and so on, each kind in order."""
     right = [at for at, label in enumerate(labels) if before[at] == label]
+    if not right:
+        raise InputError("no image is classified correctly before the attack, so there is none to show")
     fell = [at for at in right if after[at] != labels[at]]
     stands = [at for at in right if after[at] == labels[at]]
     paired = min(len(fell), len(stands))

@@ -29,6 +29,7 @@ class Sweep:
     """All doses of a sweep, and the reasons to doubt them."""
 
     doses: tuple[Dose, ...]
+    carry: bool
     notes: tuple[str, ...]
 
 
@@ -36,7 +37,7 @@ def sweeps(run: Run) -> Section | None:
     """A panel per attack: base and forged over eps. Transfer is a table below."""
     found = run.parsed("sweep", parse_sweep)
     doses = [dose for sweep in found for dose in sweep.doses]
-    blocks: list[Block] = [_figure(doses)] if doses else []
+    blocks: list[Block] = [_figure(doses, any(sweep.carry for sweep in found))] if doses else []
     if notes := tuple(note for sweep in found for note in sweep.notes):
         blocks.append(Prose("Reasons to doubt these numbers:", notes))
     if transfers := run.parsed("transfer", parse_transfer):
@@ -50,7 +51,7 @@ def sweeps(run: Run) -> Section | None:
     return Section("sweep", "Accuracy over eps", lead, tuple(blocks)) if blocks else None
 
 
-def _figure(doses: Sequence[Dose]) -> Figure:
+def _figure(doses: Sequence[Dose], carry: bool) -> Figure:
     colours = roles(sorted({dose.label for dose in doses}, key=lambda label: (not is_base(label), label)))
     attacks: dict[str, dict[str, list[Dose]]] = defaultdict(lambda: defaultdict(list))
     for dose in sorted(doses, key=lambda dose: (not is_base(dose.label), dose.label, dose.eps)):
@@ -60,7 +61,10 @@ def _figure(doses: Sequence[Dose]) -> Figure:
     rows = tuple((d.attack, d.label, eps_text(d.eps), d.count, d.share)
                  for by_label in attacks.values() for same in by_label.values() for d in same)  # fmt: skip
     table = Table("sweep", "Accuracy over eps", columns, rows)
-    return Figure("Accuracy over eps, one panel per attack, with 95 % intervals.", charts, table)
+    caption = "Accuracy over eps, one panel per attack, with 95 % intervals."
+    if carry:
+        caption += " An image fooled at one eps counts as fooled at every larger one, so curves fall by construction."
+    return Figure(caption, charts, table)
 
 
 def _panel(attack: str, by_label: dict[str, list[Dose]], colours: dict[str, str]) -> Lines:
@@ -104,7 +108,7 @@ def parse_sweep(fields: Fields) -> Sweep:
         )
         for row in fields.each("rows")
     ]
-    return Sweep(tuple(doses), fields.texts("notes"))
+    return Sweep(tuple(doses), fields.values.get("carry") is True, fields.texts("notes"))
 
 
 TRANSFER = (

@@ -36,7 +36,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class Audit:
-    """An audit. Rows are (attack, base, candidate, difference), checks (name, passed, evidence)."""
+    """An audit. Rows are (attack, base, candidate, difference, gradients of each), checks (name, passed, evidence)."""
 
     verdict: str
     sentence: str
@@ -48,7 +48,7 @@ class Audit:
     seed: int
     plain_attack: str
     paired: dict[str, Paired]
-    rows: tuple[tuple[str, int, int, float], ...]
+    rows: tuple[tuple[str, int, int, float, float | None, float | None], ...]
     checks: tuple[tuple[str, bool | None, str], ...]
     efforts: tuple[tuple[str, int, int, float], ...]
     notes: tuple[str, ...]
@@ -103,7 +103,7 @@ def evidence(run: Run) -> Section | None:
 
 def _figure(audit: Audit) -> Figure:
     rows = []
-    for attack, base, candidate, _ in audit.rows:
+    for attack, base, candidate, *_ in audit.rows:
         bars = [
             Bar(role, 0, left, f"{name} after {attack}: {left} of {audit.count} ({percent(left / audit.count)} %)",
                 f"{left}")
@@ -117,17 +117,11 @@ def _figure(audit: Audit) -> Figure:
         rows=tuple(rows),
         legend=(("base", "base"), ("forged", "candidate")),
     )
-    table = Table(
-        "audit-attacks",
-        f"Images left standing after each attack, {audit.threat}",
-        (
-            Column("after"),
-            Column("base", "count"),
-            Column("candidate", "count"),
-            Column("difference (points)", "points"),
-        ),
-        tuple((attack, base, candidate, Share(gap)) for attack, base, candidate, gap in audit.rows),
-    )
+    columns = (Column("after"), Column("base", "count"), Column("candidate", "count"),
+               Column("difference (points)", "points"), Column("gradients, base", "count"),
+               Column("gradients, candidate", "count"))  # fmt: skip
+    cells = tuple((attack, base, candidate, Share(gap), *spent) for attack, base, candidate, gap, *spent in audit.rows)
+    table = Table("audit-attacks", f"Images left standing after each attack, {audit.threat}", columns, cells)
     return Figure(f"Images left standing, attack by attack ({audit.threat}, {audit.count:,} images).", (chart,), table)
 
 
@@ -169,10 +163,7 @@ def parse_audit(fields: Fields) -> Audit:
         seed=fields.whole("seed"),
         plain_attack=fields.text("plain_attack", "the plain attack"),
         paired={name: _parse_paired(fields.inner(name)) for name in ("clean", "plain", "union") if fields.has(name)},
-        rows=tuple(
-            (row.text("attack"), row.whole("base"), row.whole("candidate"), row.number("difference"))
-            for row in fields.each("rows")
-        ),
+        rows=tuple(_parse_row(row) for row in fields.each("rows")),
         checks=tuple((row.text("name"), _passed(row), row.text("evidence")) for row in fields.each("checks")),
         efforts=tuple(
             (side, effort.whole("forwards"), effort.whole("backwards"), effort.number("per_standing"))
@@ -183,6 +174,12 @@ def parse_audit(fields: Fields) -> Audit:
         notes=fields.texts("notes"),
         seconds=fields.number("seconds"),
     )
+
+
+def _parse_row(row: Fields) -> tuple[str, int, int, float, float | None, float | None]:
+    stands = row.whole("base"), row.whole("candidate")
+    spent = row.optional("base_gradients"), row.optional("candidate_gradients")
+    return row.text("attack"), *stands, row.number("difference"), *spent
 
 
 def _passed(row: Fields) -> bool | None:
