@@ -13,12 +13,13 @@ from torch import nn
 
 from lipforge.attacks import Attack, autoattack, parse_attack
 from lipforge.cli import options
+from lipforge.cli.estimates import show_estimates
 from lipforge.cli.output import note, print_json, results, table
-from lipforge.data import DataSet
 from lipforge.errors import InputError
 from lipforge.evaluation import RobustResult, evaluate
 from lipforge.evaluation.compare import compare
-from lipforge.evaluation.estimate import PROBE, Estimate, estimate
+from lipforge.evaluation.estimate import PROBE
+from lipforge.evaluation.estimate import estimate as predict
 from lipforge.evaluation.intervals import Method
 from lipforge.evaluation.results import share_text
 from lipforge.evaluation.robust import BATCH_SIZE
@@ -116,7 +117,24 @@ def evaluate_command(
         pairs = [(subject, one) for one in attacks for subject in subjects]
         if estimate:
             if rank.is_first:
-                _estimate(model, images, pairs, threat, attack_seed, batch_size, probe, devices, json)
+                show_estimates(
+                    [
+                        predict(
+                            subject.classifier,
+                            images,
+                            one,
+                            threat,
+                            label=subject.label,
+                            model_name=model,
+                            seed=attack_seed,
+                            batch_size=batch_size,
+                            probe=probe,
+                            devices=devices,
+                        )
+                        for subject, one in pairs
+                    ],
+                    json,
+                )
             return
         kept = None if run is None else RunDir.open(run, command=shlex.join(["lipforge", *sys.argv[1:]]))
         found = [
@@ -211,49 +229,3 @@ def _compare(found: list[RobustResult]) -> None:
         base = by_label.get((attack, "base"))
         if label == "forged" and base is not None:
             results.print(f"{attack}: {compare(base, one)}", soft_wrap=True)
-
-
-def _estimate(
-    model: str,
-    images: DataSet,
-    pairs: list[tuple[Subject, Attack]],
-    threat: Threat,
-    seed: int,
-    batch_size: int,
-    probe: int,
-    devices: int,
-    json: bool,
-) -> None:
-    found = [
-        estimate(
-            subject.classifier,
-            images,
-            one,
-            threat,
-            label=subject.label,
-            model_name=model,
-            seed=seed,
-            batch_size=batch_size,
-            probe=probe,
-            devices=devices,
-        )
-        for subject, one in pairs
-    ]
-    if json:
-        print_json(record(found[0]) if len(found) == 1 else [record(one) for one in found])
-        return
-    for one in found:
-        _show_estimate(one)
-
-
-def _show_estimate(one: Estimate) -> None:
-    low, high = (duration(bound) for bound in one.interval)
-    results.print(f"{one.model} ({one.label}), {one.attack}, {one.threat}, n={one.count}", soft_wrap=True)
-    results.print(
-        f"  {one.forwards:,.0f} forward and {one.backwards:,.0f} backward passes per image (probe of {one.probe}); "
-        f"{one.forward_rate:,.1f} images/s forward, {one.gradient_rate:,.1f} with gradient",
-        soft_wrap=True,
-    )
-    shared = f", {duration(one.wall_seconds)} on {one.devices} devices" if one.devices > 1 else ""
-    results.print(f"  about {duration(one.device_seconds)} of one device [{low} .. {high}]{shared}", soft_wrap=True)
-    results.print("  assuming that " + "; ".join(one.assumptions), soft_wrap=True)
