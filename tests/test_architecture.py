@@ -8,7 +8,7 @@ import pytest
 import lipforge
 
 ROOT = Path(lipforge.__file__).parent
-GROUND = {"types", "errors", "records", "batching", "progress", "ranks", "rng"}
+GROUND = {"types", "errors", "records", "batching", "pairs", "progress", "ranks", "rng"}
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
     **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},

@@ -8,8 +8,9 @@ from torch import nn
 
 from lipforge.attacks import PGD, Attack, Cascade, Trial, autoattack, parse_attack
 from lipforge.data import from_arrays, take
-from lipforge.evaluation.identity import attack_text, data_identity, model_identity, task_name
-from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.identity import attack_text, task_name
+from lipforge.pairs import as_data
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Threat
 from tests.evaluation.toys import linear
 from tests.nets import images

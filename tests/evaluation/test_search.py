@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from lipforge.attacks import PGD, Attack
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation.contest import Contest, Entrant
-from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.scores import RatioScore, SearchResult, best_of, choose, clean_score, label_of, robust_fields
 from lipforge.evaluation.search import neighbourhood, search_ratio
 from lipforge.evaluation.tally import Found, Tally, load
+from lipforge.pairs import as_data
 from lipforge.records import to_json
 from lipforge.runs import RunDir, record
 from lipforge.types import Threat

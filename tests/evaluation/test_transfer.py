@@ -8,9 +8,9 @@ from lipforge.attacks import FGSM, PGD
 from lipforge.data import load_data
 from lipforge.errors import InputError
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.transfer import Craft, TransferResult, transfer
 from lipforge.models import load_model
+from lipforge.pairs import as_data
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.evaluation.toys import labelled, linear

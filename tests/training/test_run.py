@@ -28,11 +28,11 @@ DATA = toy_images(320)
 SLOW_RUN = """
 import sys, time, torch
 from lipforge.training import TrainConfig, train
-from lipforge.training.pair import ImagePair
+from lipforge.pairs import PairData
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 
-class Slow(ImagePair):
+class Slow(PairData):
     def batch(self, indices):
         time.sleep(0.05)
         return super().batch(indices)

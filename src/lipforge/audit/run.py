@@ -15,10 +15,11 @@ from lipforge.audit.report import AuditReport
 from lipforge.audit.subjects import Pair, forged_pair, pair_of
 from lipforge.batching import ImageData, check_images
 from lipforge.errors import InputError
-from lipforge.evaluation.identity import attack_text, data_identity, model_identity
-from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.identity import attack_text
+from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Classifier, Threat
 
 Data = ImageData | tuple[Tensor, Tensor]

@@ -18,13 +18,13 @@ from lipforge.batching import check_eval, device_of
 from lipforge.certify.binomial import lower_bound, radius_of
 from lipforge.certify.config import Smoothing
 from lipforge.certify.draws import ESTIMATION, SELECTION, count_classes
-from lipforge.certify.identity import model_of, slug
 from lipforge.certify.results import About, CertifiedImage, CertifyResult, check_radii, default_radii, gather
 from lipforge.certify.source import Labelled, Source
 from lipforge.errors import InputError
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
+from lipforge.runs.identity import model_identity, slug
 from lipforge.types import Classifier
 
 BATCH_SIZE = 256
@@ -67,7 +67,7 @@ def certify(
     if isinstance(classifier, nn.Module):
         check_eval(classifier)
     positions, name = source.positions, task_name(label, smoothing)
-    model = model_of(classifier, identity, in_run=run is not None)
+    model = _model(classifier, identity or {}, in_run=run is not None)
     config = {"lipforge": lipforge_version(), "model": model, "data": source.describe(), **asdict(smoothing)}
     task = open_task(run, name, config, len(positions), max(1, SHARD_DRAWS // (n0 + n)))
     shards = work(
@@ -80,6 +80,13 @@ def certify(
     if run is not None and is_first():
         run.write_result(name, result)
     return result
+
+
+def _model(classifier: Classifier, identity: Mapping[str, Any], *, in_run: bool) -> dict[str, Any]:
+    """What a resumed certification must agree on; a function has only its name, so a run needs more of it."""
+    if in_run and not identity and not isinstance(classifier, nn.Module):
+        raise InputError("identity must say what a classifier that is no module is, such as {'model': 'mine-v2'}")
+    return {**model_identity(classifier), **identity}
 
 
 def task_name(label: str, smoothing: Smoothing) -> str:

@@ -14,8 +14,8 @@ from lipforge.attacks.queries import is_fooled
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
-from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.robust import BATCH_SIZE
+from lipforge.pairs import as_data
 from lipforge.types import Classifier, Threat
 
 PROBE = 8

@@ -1,52 +1,9 @@
-"""What tells two evaluations apart: the model, the data and the attack, as small values that go into a config."""
-
-import hashlib
-import re
-from collections.abc import Iterator
-from typing import Any
-
-import torch
-from torch import Tensor, nn
+"""What an evaluation is called: its attack in words, and the name of its shards and result."""
 
 from lipforge.attacks import Attack, AutoAttack, text_form
-from lipforge.batching import ImageData
 from lipforge.errors import InputError
-from lipforge.types import Classifier, Threat
-
-ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-SAMPLED = 16
-"""Images of a data set that its identity looks at."""
-
-
-def model_identity(classifier: Classifier) -> dict[str, Any]:
-    """Digests of a module's tensors (buffers that are not saved among them) and of its printed form.
-
-    The printed form shows settings that are no tensors: a stride, or the mask, ratio and mode of a forged function. A
-    function has only its name; whoever evaluates one says what it is in `identity`.
-    """
-    if not isinstance(classifier, nn.Module):
-        kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
-        return {"function": f"{getattr(classifier, '__module__', '')}.{kind}"}
-    digest = hashlib.sha256()
-    for name, tensor in _tensors(classifier):
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(_bytes(tensor))
-    return {
-        "class": type(classifier).__name__,
-        "tensors": digest.hexdigest(),
-        "printed": hashlib.sha256(ADDRESS.sub("", repr(classifier)).encode()).hexdigest(),
-    }
-
-
-def data_identity(data: ImageData) -> dict[str, Any]:
-    """Name, count, which images of it (for a view), and a digest of up to 16 images and labels spread over the set."""
-    describe = getattr(data, "describe", None)
-    about = dict(describe()) if callable(describe) else {"name": data.name, "count": len(data)}
-    at = sorted({round(step * (len(data) - 1) / max(SAMPLED - 1, 1)) for step in range(SAMPLED)})
-    images, labels = data.batch(at)
-    digest = hashlib.sha256(_bytes(images))
-    digest.update(_bytes(labels.to(torch.int64)))
-    return {**about, "sample": digest.hexdigest()}
+from lipforge.runs.identity import ADDRESS, slug
+from lipforge.types import Threat
 
 
 def attack_text(attack: Attack) -> str:
@@ -68,23 +25,5 @@ def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
     >>> task_name("forged", "autoattack:version=fast", Threat("linf", "8/255"), seed=0)
     'forged__autoattack-version=fast__linf-8over255'
     """
-    parts = [_slug(part) for part in (label, attack, str(threat).replace("/", "over"))]
+    parts = [slug(part) for part in (label, attack, str(threat).replace("/", "over"))]
     return "__".join([*parts, *([f"seed-{seed}"] if seed else [])])
-
-
-def _slug(text: str) -> str:
-    """`text` as part of a file name, different for different texts."""
-    plain = re.sub(r"[^A-Za-z0-9._=+]+", "-", text).strip("-.") or "x"
-    if len(plain) <= 60 and re.fullmatch(r"[A-Za-z0-9._=+:, -]+", text):
-        return plain
-    return f"{plain[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from sorted([*module.named_parameters(), *module.named_buffers()], key=lambda named: named[0])
-
-
-def _bytes(tensor: Tensor) -> Any:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
-    return plain.flatten().view(torch.uint8).numpy().data

@@ -10,14 +10,15 @@ from torch import Tensor, nn
 from lipforge.attacks import Attack
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
-from lipforge.evaluation.identity import attack_text, data_identity, model_identity, task_name
+from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import Method
-from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.results import About, RobustResult, gather
 from lipforge.evaluation.shards import Job, Watch, has_images
+from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Classifier, Threat
 
 BATCH_SIZE = 100

@@ -13,8 +13,7 @@ from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.evaluation.compare import paired
 from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
-from lipforge.evaluation.identity import attack_text, data_identity, model_identity
-from lipforge.evaluation.pair import as_data
+from lipforge.evaluation.identity import attack_text
 from lipforge.evaluation.scores import (
     RatioScore,
     SearchResult,
@@ -26,9 +25,11 @@ from lipforge.evaluation.scores import (
     label_of,
     robust_fields,
 )
+from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import Compute, RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Classifier, Threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)

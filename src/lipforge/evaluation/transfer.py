@@ -14,14 +14,15 @@ from lipforge.attacks.queries import is_fooled, logits_of
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
-from lipforge.evaluation.identity import attack_text, data_identity, model_identity, task_name
+from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import clopper_pearson
-from lipforge.evaluation.pair import as_data
 from lipforge.evaluation.results import merge_notes, share_text
 from lipforge.evaluation.tally import Shard, load
+from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Classifier, Norm, Threat
 
 STEP = 0.1

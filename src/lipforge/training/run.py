@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError, TrainingError
+from lipforge.pairs import as_data
 from lipforge.progress import Step, progress
 from lipforge.ranks import Rank, process_group
 from lipforge.records import write_whole
 from lipforge.training.config import TrainConfig
 from lipforge.training.guard import MOST_ROLLBACKS, SHRINK, Accuracy, has_collapsed, probe
-from lipforge.training.pair import ImagePair
 from lipforge.training.session import (
     CHECKPOINT,
     GOOD,
@@ -66,7 +66,7 @@ def train(
     `torch.use_deterministic_algorithms`). A forged model is trained as it is, in the mode of its forges.
     Under torchrun the processes share each batch; `out` must then be visible to all of them.
     """
-    data = data if isinstance(data, ImageData) else ImagePair(*data)
+    data = as_data(data)
     with process_group(device_of(model)) as rank:
         check_shares(config.batch_size, rank)
         session = _open(model, data, config, Path(out), rank)

@@ -5,13 +5,13 @@ import torch
 
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
-from lipforge.training.pair import ImagePair
+from lipforge.pairs import as_data
 from tests.training.toys import toy_images
 
 
 def test_a_pair_gives_the_images_at_the_positions_asked_for():
     images, labels = toy_images(10)
-    data: ImageData = ImagePair(images, labels)
+    data: ImageData = as_data((images, labels))
     x, y = data.batch([7, 2])
     assert torch.equal(x, images[[7, 2]])
     assert y.tolist() == [3, 2]
@@ -22,4 +22,4 @@ def test_a_pair_gives_the_images_at_the_positions_asked_for():
 def test_labels_that_are_not_one_per_image_are_refused():
     images, labels = toy_images(10)
     with pytest.raises(InputError, match="one per image"):
-        ImagePair(images, labels[:9])
+        as_data((images, labels[:9]))

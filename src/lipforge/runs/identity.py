@@ -1,0 +1,66 @@
+"""What tells two pieces of work apart: the model and the data, as small values that go into a task's config."""
+
+import hashlib
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.batching import ImageData
+from lipforge.types import Classifier
+
+ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+SAMPLED = 16
+"""Images of a data set that its identity looks at."""
+
+
+def model_identity(classifier: Classifier) -> dict[str, Any]:
+    """Digests of a module's tensors (buffers that are not saved among them) and of its printed form.
+
+    The printed form shows settings that are no tensors: a stride, or the mask, ratio and mode of a forged function. A
+    function has only its name; whoever evaluates one says what it is in `identity`.
+    """
+    if not isinstance(classifier, nn.Module):
+        kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
+        return {"function": f"{getattr(classifier, '__module__', '')}.{kind}"}
+    digest = hashlib.sha256()
+    for name, tensor in _tensors(classifier):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor_bytes(tensor))
+    return {
+        "class": type(classifier).__name__,
+        "tensors": digest.hexdigest(),
+        "printed": hashlib.sha256(ADDRESS.sub("", repr(classifier)).encode()).hexdigest(),
+    }
+
+
+def data_identity(data: ImageData) -> dict[str, Any]:
+    """Name, count, which images of it (for a view), and a digest of up to 16 images and labels spread over the set."""
+    describe = getattr(data, "describe", None)
+    about = dict(describe()) if callable(describe) else {"name": data.name, "count": len(data)}
+    at = sorted({round(step * (len(data) - 1) / max(SAMPLED - 1, 1)) for step in range(SAMPLED)})
+    images, labels = data.batch(at)
+    digest = hashlib.sha256(tensor_bytes(images))
+    digest.update(tensor_bytes(labels.to(torch.int64)))
+    return {**about, "sample": digest.hexdigest()}
+
+
+def slug(text: str) -> str:
+    """`text` as part of a file name, with a digest where characters other than `:`, `,` and blanks had to go."""
+    plain = re.sub(r"[^A-Za-z0-9._=+]+", "-", text).strip("-.") or "x"
+    if len(plain) <= 60 and re.fullmatch(r"[A-Za-z0-9._=+:, -]+", text):
+        return plain
+    return f"{plain[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from sorted([*module.named_parameters(), *module.named_buffers()], key=lambda named: named[0])
+
+
+def tensor_bytes(tensor: Tensor) -> Any:
+    """A tensor's bytes in order, for a digest."""
+    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
+    plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
+    return plain.flatten().view(torch.uint8).numpy().data
