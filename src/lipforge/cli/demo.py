@@ -43,9 +43,9 @@ class Sizes:
     """How many images each step takes, and how many noisy copies of each a certificate takes."""
 
     calibration: int = 5000
-    validation: int = 200
+    validation: int = 100
     test: int = 200
-    certified: int = 20
+    certified: int = 10
     draws: int = 1000
     analysed: int = 32
 
