@@ -30,7 +30,7 @@ class Split:
         self.copies = tuple(copies)
         threads = torch.get_num_threads()
         each = max(threads // len(self.copies), 1)
-        self._pool = ThreadPoolExecutor(len(self.copies), "split", lambda: torch.set_num_threads(each))
+        self._pool = ThreadPoolExecutor(len(self.copies), "split", _begin, (each,))
         # All threads start now, at a barrier so that none takes the task of two: each sets its own number of threads,
         # and with it the number that later threads begin with, which the last line puts back.
         barrier = threading.Barrier(len(self.copies))
@@ -77,6 +77,11 @@ class _Joined(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None]:
         parts = torch.split(gradients[0], [len(part) for part in ctx.logits])
         return torch.cat(ctx.split.backward(ctx.leaves, ctx.logits, parts)), None, None, None
+
+
+def _begin(threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.get_num_threads()  # a thread takes over the number set last anywhere when it first asks: so it asks now
 
 
 def _forward(classifier: Classifier, part: Tensor) -> Tensor:
