@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lipforge.runs import RunDir
 
 import lipforge as lf
 from lipforge.attacks import PGD
@@ -20,6 +19,7 @@ from lipforge.evaluation import evaluate
 from lipforge.models.architectures import parse_architecture
 from lipforge.models.cards import BUNDLED
 from lipforge.records import read_json, write_json, write_whole
+from lipforge.runs import RunDir
 
 ATTACK = PGD(steps=20)
 
