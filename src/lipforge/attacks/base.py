@@ -8,6 +8,7 @@ from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes
 from lipforge.attacks.queries import checked_ids, is_fooled
+from lipforge.attacks.split import alone
 from lipforge.attacks.trial import AttackResult, Trial
 from lipforge.types import Classifier, Threat
 
@@ -46,7 +47,8 @@ class Attack(Protocol):
         ids = checked_ids(model, x, y, sample_ids)
         trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
         if len(x):
-            self.attack(trial)
+            with alone(trial.quick):
+                self.attack(trial)
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)
 
