@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, FAB, Square, prepare
+from lipforge.attacks import APGD, FAB, Square, autoattack, prepare
 from lipforge.attacks.prepare import Rounded
 from lipforge.attacks.split import Split
 from lipforge.errors import ModelError
@@ -63,6 +63,26 @@ def test_the_number_of_threads_stays_as_it_was_here_and_in_new_threads():
     thread.start()
     thread.join()
     assert (torch.get_num_threads(), found) == (2, [2])
+
+
+def test_during_an_attack_the_calling_thread_works_alone_and_afterwards_as_before():
+    seen = []
+
+    class Watching(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = small_net()
+
+        def forward(self, x):
+            seen.append(torch.get_num_threads())
+            return self.net(x)
+
+    model = Watching().eval()
+    x, y = small_images(model.net, 12)
+    autoattack("fast").run(model, x, y, threat=Threat("linf", 0.02))
+    assert seen[0] == 2  # the clean images
+    assert set(seen[-3:]) == {1}
+    assert torch.get_num_threads() == 2
 
 
 def test_an_error_in_a_thread_is_raised_here():

@@ -16,6 +16,7 @@ from lipforge.attacks.checks import class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds
 from lipforge.attacks.prepare import Precision
+from lipforge.attacks.split import alone
 from lipforge.attacks.standard import TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
@@ -55,7 +56,8 @@ class AutoAttack(Attack):
             trial.notes.append("fab does not know l1 and was left out; the reference runs it")
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
-        self.cascade(classes, trial.threat.norm).attack(trial)
+        with alone(trial.quick):
+            self.cascade(classes, trial.threat.norm).attack(trial)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes
 from lipforge.attacks.queries import checked_ids, is_fooled
+from lipforge.attacks.split import alone
 from lipforge.attacks.trial import AttackResult, Trial
 from lipforge.types import Classifier, Threat
 
@@ -52,8 +53,13 @@ class Attack(Protocol):
         trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
         trial.watch = watch
         if len(x):
+<<<<<<< HEAD
             trial.announce(self.name)
             self.attack(trial)
+=======
+            with alone(trial.quick):
+                self.attack(trial)
+>>>>>>> attacks
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)
 

@@ -5,8 +5,9 @@ share of the images through the whole model, forward and backward, and waits onc
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -63,6 +64,22 @@ class Split:
     def _map(self, work: Callable[[Classifier, Any], R], parts: Sequence[Any]) -> list[R]:
         tasks = [self._pool.submit(work, copy, part) for copy, part in zip(self.copies, parts, strict=False)]
         return [task.result() for task in tasks]
+
+
+@contextmanager
+def alone(classifier: Classifier) -> Iterator[None]:
+    """While a `Split` is at work, torch keeps the calling thread to itself: its helpers would wait by spinning.
+
+    They would do so on the very cores that the copies need, for operators that are too small to share.
+    """
+    threads = torch.get_num_threads()
+    if isinstance(classifier, Split):
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if isinstance(classifier, Split):
+            torch.set_num_threads(threads)
 
 
 class _Joined(torch.autograd.Function):
