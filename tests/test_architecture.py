@@ -13,7 +13,7 @@ ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
     **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},
     "certify": GROUND | {"certify", "runs"},
-    "training": GROUND | {"training", "attacks"},
+    "training": GROUND | {"training", "attacks", "runs"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},

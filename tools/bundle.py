@@ -18,6 +18,7 @@ from lipforge.attacks import PGD
 from lipforge.evaluation import evaluate
 from lipforge.models.architectures import parse_architecture
 from lipforge.models.cards import BUNDLED
+from lipforge.ranks import process_group
 from lipforge.records import read_json, write_json, write_whole
 from lipforge.runs import RunDir
 
@@ -34,10 +35,12 @@ def main() -> None:
     arguments = parser.parse_args()
     weights = Path(arguments.stage[-1][0]) / "weights.safetensors"
     model = lf.load_model(arguments.architecture, weights).to(memory_format=torch.channels_last)
-    with RunDir.open(arguments.run) as run:
+    with process_group(torch.device("cpu")) as rank, RunDir.open(arguments.run) as run:
         result = evaluate(
             model, lf.load_data("cifar10:test"), ATTACK, lf.Threat("linf", "8/255"), run=run, label=arguments.name
         )
+    if not rank.is_first:
+        return
     write_whole(BUNDLED / f"{arguments.name}.safetensors", weights.read_bytes())
     write_json(BUNDLED / f"{arguments.name}.json", card(arguments, weights, model, result))
 
@@ -54,7 +57,7 @@ def card(arguments: argparse.Namespace, weights: Path, model: torch.nn.Module, r
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "data": {
             "name": "cifar10",
-            "trained_on": "50,000 training images less 500 held out for the probe",
+            "trained_on": _trained_on(Path(arguments.stage[-1][0])),
             "tested_on": "all 10,000 test images",
         },
         "accuracy": {
@@ -70,6 +73,11 @@ def card(arguments: argparse.Namespace, weights: Path, model: torch.nn.Module, r
         },
         "training": training([Path(run) for run, _ in arguments.stage], [command for _, command in arguments.stage]),
     }
+
+
+def _trained_on(run: Path) -> str:
+    config = read_json(run / "config.json")
+    return f"{config['limit'] or '50,000'} training images less {config['holdout']} held out for the probe"
 
 
 def training(runs: list[Path], commands: list[str]) -> dict[str, Any]:

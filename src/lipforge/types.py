@@ -73,4 +73,5 @@ def ratio_text(ratio: float) -> str:
     for exponent in range(1, 21):
         if ratio == 2.0**-exponent:
             return f"2^-{exponent}"
-    return f"{ratio:g}"
+    short = f"{ratio:g}"
+    return short if float(short) == ratio else repr(ratio)

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from lipforge.attacks import PGD
 from lipforge.errors import InputError
+from lipforge.evaluation import evaluate
 from lipforge.evaluation.compare import (
     Comparison,
     compare,
@@ -17,6 +19,7 @@ from lipforge.evaluation.compare import (
     paired_interval,
 )
 from lipforge.records import to_plain
+from tests.evaluation.toys import THREAT, labelled, linear
 
 
 def result(robust, **fields):
@@ -149,3 +152,11 @@ def test_a_comparison_becomes_json():
     assert plain["gained_images"] == [0]
     assert plain["lost_images"] == [1, 2]
     assert plain["interval"][0] < 0 < plain["interval"][1]
+
+
+def test_results_on_other_images_of_the_same_name_are_not_compared():
+    model = linear()
+    x, y = labelled(model)
+    first, second = (evaluate(model, (images, y), PGD(steps=1), THREAT) for images in (x, x.flip(3)))
+    with pytest.raises(InputError, match="the same data_digest"):
+        compare(first, second)

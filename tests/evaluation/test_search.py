@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from lipforge.attacks import PGD, Attack
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation.contest import Contest, Entrant
-from lipforge.evaluation.scores import RatioScore, SearchResult, best_of, choose, clean_score, label_of, robust_fields
+from lipforge.evaluation.scores import (
+    RatioScore,
+    SearchResult,
+    best_of,
+    choose,
+    clean_score,
+    doubts,
+    label_of,
+    robust_fields,
+)
 from lipforge.evaluation.search import neighbourhood, search_ratio
 from lipforge.evaluation.tally import Found, Tally, load
 from lipforge.pairs import as_data
@@ -187,6 +196,15 @@ def test_a_difference_within_chance_is_called_one():
     chosen, reason = choose([score(0, 20, 10), score(2**-7, 20, 12)])
     assert chosen == 2**-7
     assert "it keeps the most images, which this number of images cannot tell from chance;" in reason
+
+
+def test_a_gain_that_spared_images_could_undo_says_so():
+    # 0 of 4 checked fell: the 95 % upper limit is 1 - 0.025^(1/4) = 0.602, so up to 7 of 10 spared images may fall.
+    best = dataclasses.replace(score(2**-7, 20, 16), spared=10, checked=4)
+    assert best.unsure == 7
+    _, reason = choose([score(0, 20, 10), best])
+    assert "and up to 7 of its spared images may fall" in reason
+    assert any("10 images were spared; 0 of 4" in doubt for doubt in doubts([score(0, 20, 10), best]))
 
 
 @pytest.mark.parametrize("stands", [10, 9])

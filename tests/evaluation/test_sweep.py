@@ -8,7 +8,7 @@ from lipforge.attacks import CW, FGSM, PGD
 from lipforge.data import load_data
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.sweep import SweepResult, sweep
+from lipforge.evaluation.sweep import SweepResult, result_name, sweep
 from lipforge.models import load_model
 from lipforge.runs import RunDir
 from lipforge.types import Threat
@@ -108,7 +108,7 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
     first = once()
     next((tmp_path / "shards").glob("sweep__*/0001.json")).unlink()
     assert untimed(once()) == untimed(first) == untimed(sweep({"a": model}, data, [PGD(steps=2)], THREATS))
-    assert RunDir.open(tmp_path).read_result("sweep")["kind"] == "sweep"
+    assert RunDir.open(tmp_path).read_result(result_name(first))["kind"] == "sweep"
     with pytest.raises(RunError, match="carry was True, now False"):
         once(carry=False)
 
@@ -129,3 +129,11 @@ def test_what_cannot_be_swept_is_refused():
         sweep({"a": model}, labelled(model), [], THREATS)
     with pytest.raises(InputError, match=r"share one norm, got linf 1/255, l2 0\.5"):
         sweep({"a": model}, labelled(model), [FGSM()], [THREATS[0], Threat("l2", 0.5)])
+
+
+def test_two_sweeps_in_one_run_keep_their_results_apart(tmp_path):
+    model = linear()
+    with RunDir.open(tmp_path) as run:
+        for attack in (PGD(steps=1), PGD(steps=2)):
+            sweep({"a": model}, labelled(model), [attack], THREATS, run=run)
+        assert len(run.results()) == 2

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import lipforge
 from lipforge.errors import InputError, RunError, TrainingError
+from lipforge.forge import forge_, set_mode_
 from lipforge.training import TrainConfig, seeded, train
 from lipforge.training.guard import probe
 from lipforge.types import Threat
@@ -92,14 +93,13 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path):
     position = torch.load(out / "checkpoint.pt", weights_only=True)["position"]
     assert position["epoch"] == 0
     assert 0 < position["batch"] < 8
-    # Another initial model: nothing of it may survive the checkpoint.
-    resumed = train(toy_net(seed=5), DATA, CONFIG, out=out)
+    resumed = train(toy_net(), DATA, CONFIG, out=out)
     assert _same(whole.weights, resumed.weights)
 
 
 def test_a_finished_run_is_not_run_again(tmp_path):
     first = train(toy_net(), DATA, CONFIG, out=tmp_path)
-    model = toy_net(seed=5)
+    model = toy_net()
     second = train(model, DATA, CONFIG, out=tmp_path)
     assert second == first
     assert torch.equal(model.get_parameter("0.weight"), load_file(first.weights)["0.weight"])
@@ -121,6 +121,31 @@ def test_resuming_another_model_is_refused(tmp_path):
     train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
     with pytest.raises(RunError, match=r"model: '11 tensors, .* recorded, '6 tensors, .* wanted"):
         train(toy_net(norm=False), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+
+
+def test_resuming_from_other_first_weights_is_refused(tmp_path):
+    train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+    with pytest.raises(RunError, match=r"start: '.*' recorded, '.*' wanted"):
+        train(toy_net(seed=5), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+
+
+def test_resuming_with_another_ratio_or_backward_pass_is_refused(tmp_path):
+    def forged(ratio, mode):
+        model = toy_net().eval()
+        forge_(model, DATA[0][:32], ratio=ratio, show_progress=False)
+        set_mode_(model, mode)
+        return model
+
+    train(forged(2**-7, "forged"), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+    for other in (forged(2**-6, "forged"), forged(2**-7, "straight_through")):
+        with pytest.raises(RunError, match=r"modules: '.*' recorded, '.*' wanted"):
+            train(other, DATA, replace(CONFIG, epochs=1), out=tmp_path)
+
+
+def test_resuming_on_other_images_is_refused(tmp_path):
+    train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+    with pytest.raises(RunError, match=r"data: .* recorded, .* wanted"):
+        train(toy_net(), toy_images(320, seed=3), replace(CONFIG, epochs=1), out=tmp_path)
 
 
 def test_a_damaged_checkpoint_is_reported_by_its_name(tmp_path):
@@ -202,7 +227,7 @@ def test_held_out_images_are_never_trained_on(tmp_path):
 
     data = Watched()
     train(toy_net(), data, replace(CONFIG, epochs=1), out=tmp_path)
-    held_out, *batches = data.seen
+    _, held_out, *batches = data.seen  # the first look is at the sample that identifies the data
     trained = [index for batch in batches for index in batch]
     assert len(held_out) == 64
     assert len(trained) == len(set(trained)) == 256
@@ -240,3 +265,9 @@ def test_the_global_generator_is_the_same_after_training_and_after_a_seeded_bloc
     with seeded(3):
         assert torch.equal(torch.rand(3), first)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_data_with_more_classes_than_the_model_are_refused(tmp_path):
+    images, labels = DATA
+    with pytest.raises(InputError, match="the data have 10 classes but the model 4"):
+        train(toy_net(), (images, labels + 6), CONFIG, out=tmp_path)

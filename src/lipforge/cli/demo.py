@@ -162,8 +162,8 @@ def _views(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _ratio(search: SearchResult) -> float:
-    """The chosen ratio; the best of the others where the search would rather not forge, so that there is a subject."""
-    chosen = search.chosen or search.best.ratio
+    """The chosen ratio; the paper's headline where the search would rather not forge, so that there is a subject."""
+    chosen = search.chosen or HEADLINE
     assert isinstance(chosen, float)  # the demo searches one ratio for all sites
     return chosen
 

@@ -8,7 +8,7 @@ from lipforge.attacks import parse_attack
 from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.evaluation.results import share_text
-from lipforge.evaluation.sweep import SweepResult
+from lipforge.evaluation.sweep import SweepResult, result_name
 from lipforge.evaluation.sweep import sweep as sweep_all
 from lipforge.models import load_model
 from lipforge.ranks import process_group
@@ -90,4 +90,4 @@ def _report(model: str, found: SweepResult, run: str | None, json: bool) -> None
     how = "carried over from smaller eps" if found.carry else "each eps afresh"
     title = f"{model}: % correct, {found.norm}, {how}, {found.data}, n={found.count} seed={found.seed}"
     results.print(table(title, columns, list(lines.values())))
-    attacking.say_wrote(run, ["sweep"])
+    attacking.say_wrote(run, [result_name(found)])

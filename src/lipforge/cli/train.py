@@ -11,6 +11,7 @@ from lipforge.data import FolderOptions
 from lipforge.errors import InputError
 from lipforge.forge import load_recipe, set_mode_
 from lipforge.models import load_model
+from lipforge.ranks import is_first
 from lipforge.training import TrainConfig, train
 from lipforge.types import Threat
 
@@ -102,6 +103,8 @@ def train_command(
         load_recipe(recipe).apply_(model)
         set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
     result = train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
+    if not is_first():
+        return
     if json:
         print_json(result)
         return

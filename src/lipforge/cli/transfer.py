@@ -1,6 +1,6 @@
 """`lipforge transfer`: images crafted on one model, scored on another, both ways."""
 
-from typing import Annotated
+from typing import Annotated, cast
 
 import typer
 
@@ -14,6 +14,7 @@ from lipforge.evaluation.transfer import transfer as transfer_to
 from lipforge.models import load_model
 from lipforge.ranks import process_group
 from lipforge.runs import RunDir, record
+from lipforge.types import Norm, Threat
 
 
 def transfer(
@@ -56,7 +57,7 @@ def transfer(
     """
     if (target is None) == (recipe is None):
         raise InputError("transfer takes a SOURCE and a TARGET, or a SOURCE with --recipe: one of the two")
-    (threat,), chosen = attacking.threats(norm, eps), parse_attack(attack)
+    threat, chosen = Threat(cast(Norm, norm), eps), parse_attack(attack)
     where = options.pick_device(device)
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)

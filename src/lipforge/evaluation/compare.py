@@ -63,7 +63,7 @@ def compare(base: PerImage, forged: PerImage) -> Comparison:
 
     Results that name their data, attack, threat or seed must name the same.
     """
-    for field in ("data", "attack", "norm", "eps", "seed"):
+    for field in ("data", "data_digest", "attack", "norm", "eps", "seed"):
         first, second = getattr(base, field, None), getattr(forged, field, None)
         if first != second:
             raise InputError(f"base and forged must have the same {field} to be compared, got {first!r} and {second!r}")

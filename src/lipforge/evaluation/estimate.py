@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack
@@ -67,6 +68,8 @@ def estimate(
     source = as_data(data)
     if probe < 2 or devices < 1:
         raise InputError(f"probe must be at least 2 images and devices at least 1, got {probe} and {devices}")
+    if batch_size < 1:
+        raise InputError(f"batch_size must be at least 1, got {batch_size}")
     if isinstance(classifier, nn.Module):
         check_eval(classifier)
         device = device_of(classifier) if device is None else device
@@ -77,8 +80,8 @@ def estimate(
     gradient_rate = rate(lambda images: _gradient(classifier, images), x, batch_size)
     seconds = [(f - b) / forward_rate + b / gradient_rate for f, b in zip(forwards, backwards, strict=True)]
     count, mean = len(source), statistics.mean(seconds)
-    # Student's t is close enough to 2 for a figure of this kind.
-    spread = 2 * statistics.stdev(seconds) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
+    student = float(stdtrit(len(seconds) - 1, 0.975)) if len(seconds) > 1 else 0.0
+    spread = student * statistics.stdev(seconds) / math.sqrt(len(seconds)) if len(seconds) > 1 else 0.0
     return Estimate(
         label=label,
         model=model_name,

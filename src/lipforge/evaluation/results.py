@@ -19,7 +19,7 @@ class RobustResult:
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. Accuracies are
     shares of all `count` images, with 95 % intervals. `stages` say what each attack of a cascade left and cost.
     `seconds` are summed over shards: device-seconds. `given_up` counts robust images that autoattack("fast") left
-    before its last round. `notes` are the reasons to doubt the result.
+    before its last round. `notes` are the reasons to doubt the result. `data_digest` tells which images they were.
     """
 
     label: str
@@ -43,6 +43,7 @@ class RobustResult:
     given_up: int
     notes: tuple[str, ...]
     interval_method: Method = "clopper-pearson"
+    data_digest: str = ""
 
     @property
     def robust(self) -> list[bool]:
@@ -69,6 +70,7 @@ class About:
     norm: str
     eps: float
     seed: int
+    data_digest: str = ""
 
 
 def gather(about: About, shards: Sequence[Mapping[str, Any]], method: Method = "clopper-pearson") -> RobustResult:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
 from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
 BATCH_SIZE = 100
@@ -54,6 +55,8 @@ def evaluate(
     shard_size = batch_size if shard_size is None else shard_size
     if batch_size < 1 or shard_size < 1:
         raise InputError(f"batch_size and shard_size must be at least 1, got {batch_size} and {shard_size}")
+    if interval not in get_args(Method):
+        raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
     if save_images and run is None:
         raise InputError("save_images needs a run directory to keep the images in; pass run=RunDir.open(path)")
     if isinstance(classifier, nn.Module):
@@ -62,14 +65,16 @@ def evaluate(
     job = Job(classifier, source, attack, threat, seed, batch_size, device)
     text = attack_text(attack)
     name = task_name(label, text, threat, seed)
-    task = open_task(run, name, _config(job, identity or {}), len(source), shard_size)
+    config = _config(job, identity or {})
+    task = open_task(run, name, config, len(source), shard_size)
     if save_images:
         task = replace(task, complete=lambda images, _: has_images(task, images))
     watch = Watch()
     shards = work(
         task, lambda images: job.shard(images, watch, task if save_images else None), label, status=watch, show=show
     )
-    about = About(label, model_name, source.name, text, str(threat), threat.norm, threat.eps, seed)
+    images = digest_of(config["data"])
+    about = About(label, model_name, source.name, text, str(threat), threat.norm, threat.eps, seed, images)
     result = gather(about, shards, interval)
     if run is not None and is_first():
         run.write_result(name, result)

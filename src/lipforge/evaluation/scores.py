@@ -1,5 +1,6 @@
 """What a search for the ratio found, and why it chose what it chose."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -57,6 +58,13 @@ class RatioScore:
     def standing(self) -> int:
         """How many images stand."""
         return self.outcome.count(ROBUST)
+
+    @property
+    def unsure(self) -> int:
+        """How many of the spared images may fall all the same: the 95 % upper limit from those that were checked."""
+        if not self.spared:
+            return 0
+        return math.ceil(clopper_pearson(self.failed, self.checked)[1] * self.spared) if self.checked else self.spared
 
     @property
     def rank(self) -> tuple[int, float, float]:
@@ -154,6 +162,8 @@ def choose(scores: Sequence[RatioScore]) -> tuple[Setting, str]:
     if best.standing <= base.standing:
         return 0.0, f"chose 0, no forging: no ratio keeps more images than base; {found}"
     doubt = "" if difference.decided else ", which this number of images cannot tell from chance"
+    if best.standing - best.unsure <= base.standing:
+        doubt += f", and up to {best.unsure} of its spared images may fall"
     return best.ratio, f"chose {best.label}: it keeps the most images{doubt}; {found}"
 
 
@@ -164,6 +174,12 @@ def doubts(scores: Sequence[RatioScore]) -> list[str]:
         f"so its robust accuracy is too high; near=None attacks every image"
         for score in scores
         if score.failed
+    ]
+    found += [
+        f"{score.label}: {score.spared} images were spared; {score.failed} of {score.checked} such images fell when "
+        f"attacked all the same, so up to {score.unsure} more may fall (95 %)"
+        for score in scores
+        if score.spared and not score.failed
     ]
     found += [f"{score.label}: {note}" for score in scores for note in score.notes]
     return [*found, "the choice was made on these images: measure the chosen ratio again on others"]

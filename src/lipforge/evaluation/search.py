@@ -135,6 +135,8 @@ class _Search:
         for number, group in enumerate(groups):
             others = [{**current, group: ratio} for ratio in options if ratio != current[group]]
             trials = [trial for trial in others if any(trial.values())]
+            if not trials:
+                continue
             name = f"search-group-{number + 1}"
             found += self.robust([scores[0], *self.clean(trials, f"{name}-clean")], name)[1:]
             best = best_of(found).ratio

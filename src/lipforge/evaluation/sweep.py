@@ -21,7 +21,8 @@ from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.identity import data_identity, model_identity, slug
+from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
 
@@ -111,16 +112,19 @@ def sweep(
         seconds=sum(row.seconds for row in rows),
         notes=(
             *suspicions(rows, attacks),
-            *dict.fromkeys(f"{r.label}, {r.attack}: {n}" for r in rows for n in r.notes),
+            *dict.fromkeys(f"{r.label}, {r.attack} {r.threat}: {n}" for r in rows for n in r.notes),
         ),
     )
     if run is not None and is_first():
-        run.write_result("sweep", result)
+        run.write_result(result_name(result), result)
     return result
 
 
-def _named_notes(rows: Sequence[SweepRow]) -> list[str]:
-    return [f"{row.label}, {row.attack} {row.threat}: {note}" for row in rows for note in row.notes]
+def result_name(result: SweepResult) -> str:
+    """What a sweep is called in a run: other rows, images or seeds make another name."""
+    about = [[row.label, row.attack, row.threat] for row in result.rows]
+    attacks = "+".join(dict.fromkeys(row.attack for row in result.rows))
+    return f"sweep__{slug(attacks)}__{digest_of([about, result.data, result.count, result.seed, result.carry])[:8]}"
 
 
 @dataclass(frozen=True)

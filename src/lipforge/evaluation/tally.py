@@ -40,7 +40,7 @@ class Tally:
         self.forwards = self.backwards = self.attacked = self.tried = self.checked = self.failed = 0
         self.seconds = 0.0
         self.notes: list[str] = []
-        logits = self._logits(shard.x, shard.y)
+        logits = self._logits(shard.x, shard.ids)
         self.clean_gap = -margin(logits, shard.y)
         self.stands = logits.argmax(dim=1) == shard.y
         self.outcome = [ROBUST if right else MISCLASSIFIED for right in self.stands.tolist()]
@@ -59,7 +59,7 @@ class Tally:
         at, points = found.at[kept], found.points[kept]
         if len(at) == 0:
             return gap
-        logits = self._logits(points, self.shard.y[at])
+        logits = self._logits(points, self.shard.ids[at])
         gap[at] = -margin(logits, self.shard.y[at])
         fell = logits.argmax(dim=1) != self.shard.y[at]
         self._fall(at[fell], points[fell], [f"found on {found.label}"] * int(fell.sum()))
@@ -68,7 +68,7 @@ class Tally:
 
     def gap_at(self, points: Tensor) -> Tensor:
         """z_y minus the largest other logit (N,) at one point per image."""
-        return -margin(self._logits(points, self.shard.y), self.shard.y)
+        return -margin(self._logits(points, self.shard.ids), self.shard.y)
 
     def take(self, at: Tensor, result: AttackResult, *, confirm: bool) -> None:
         """Enter what an attack did to these images; `confirm` its successes here, if it was run on another view."""
@@ -78,7 +78,7 @@ class Tally:
         self.points[at] = result.images
         fell = result.fooled.clone()
         if confirm and fell.any():
-            logits = self._logits(result.images[fell], self.shard.y[at[fell]])
+            logits = self._logits(result.images[fell], self.shard.ids[at[fell]])
             fell[fell.clone()] = logits.argmax(dim=1) != self.shard.y[at[fell]]
         words = [word for word, fallen in zip(result.outcome, fell.tolist(), strict=True) if fallen]
         self.own[at[fell]] = True
@@ -122,9 +122,9 @@ class Tally:
             self.outcome[position] = word
 
     @torch.no_grad()
-    def _logits(self, x: Tensor, y: Tensor) -> Tensor:
+    def _logits(self, x: Tensor, ids: Tensor) -> Tensor:
         self.forwards += len(x)
-        return logits_of(self.classifier, x, y)
+        return logits_of(self.classifier, x, ids)
 
 
 def load(data: ImageData, images: range, device: torch.device | None) -> Shard:

@@ -20,6 +20,7 @@ from lipforge.ranks import Rank, process_group
 from lipforge.records import write_whole
 from lipforge.training.config import TrainConfig
 from lipforge.training.guard import MOST_ROLLBACKS, SHRINK, Accuracy, has_collapsed, probe
+from lipforge.training.objectives import eval_mode
 from lipforge.training.session import (
     CHECKPOINT,
     GOOD,
@@ -100,6 +101,7 @@ def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, ran
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this overload
     images, labels = data.batch(order[: config.holdout].tolist())
     held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
+    _check_classes(model, held_out[0][:1], data)
     average = make_average(model, config)
     optimizer = make_optimizer(model, config)
     start = Position(attack_step=config.attack_step)
@@ -107,6 +109,13 @@ def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, ran
     if (out / CHECKPOINT).exists():
         restore_(session)
     return session
+
+
+def _check_classes(model: nn.Module, image: Tensor, data: ImageData) -> None:
+    with eval_mode(model), torch.no_grad():
+        known = model(image).shape[1]
+    if data.classes > known:
+        raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
 
 
 def _run_epoch(session: Session, checkpoint_seconds: float, step: Step) -> None:

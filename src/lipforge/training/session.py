@@ -17,6 +17,7 @@ from lipforge.batching import ImageData
 from lipforge.errors import RunError
 from lipforge.ranks import Rank
 from lipforge.records import read_json, to_plain, write_json, write_whole
+from lipforge.runs.identity import data_identity, model_identity
 from lipforge.training.config import TrainConfig, check_same
 
 CHECKPOINT, GOOD, CONFIG, LOG, WEIGHTS = "checkpoint.pt", "good.pt", "config.json", "log.jsonl", "weights.safetensors"
@@ -96,11 +97,14 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank)
     tensors = model.state_dict()
     shapes = repr([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
     numbers = sum(tensor.numel() for tensor in tensors.values())
+    start = model_identity(model)
     return {
         **to_plain(config),
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
-        "data": data.name,
-        "images": len(data),
+        # Mask, ratio and mode of a forged function are no tensors of a checkpoint; the printed form has them.
+        "modules": start["printed"][:12],
+        "start": start["tensors"][:12],
+        "data": data_identity(data),
         "processes": rank.count,
     }
 
