@@ -33,8 +33,8 @@ def test_the_table_has_a_line_per_view_and_attack_and_a_column_per_radius(run, r
     assert "2/255" in header
     assert "8/255" in header
     assert "carried over from smaller eps" in " ".join(ended.out.split())
-    assert "wrote runs/w/results/sweep.json" in ended.out
-    assert (tmp_path / "runs/w/results/sweep.json").exists()
+    (written,) = (tmp_path / "runs/w/results").glob("sweep__*.json")
+    assert f"wrote runs/w/results/{written.name}" in ended.out
 
 
 def test_wrong_use_is_explained(run):
