@@ -27,7 +27,8 @@ def test_the_table_has_a_line_per_view_and_attack_and_a_column_per_radius(run, r
     given = (*DATA, *ATTACKS, "--eps", "2/255,8/255", "--run", "runs/w")
     ended = run("sweep", "cifar10-resnet", "--recipe", recipe, *given)
     assert ended.code == 0, ended.err
-    lines = [line for line in ended.out.splitlines() if "fgsm" in line or "pgd:steps=2" in line]
+    table, _ = ended.out.split("wrote ")
+    lines = [line for line in table.splitlines() if "fgsm" in line or "pgd:steps=2" in line]
     assert [line.split()[1] for line in lines] == ["base", "base", "forged", "forged"]
     header = next(line for line in ended.out.splitlines() if "attack" in line and "clean" in line)
     assert "2/255" in header
