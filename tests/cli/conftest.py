@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lipforge.cli import output
 from lipforge.cli.main import main
 
 ANSI = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
@@ -55,6 +56,9 @@ def _own_world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIPFORGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
+    for console in (output.results, output.notes):
+        # A console reads COLUMNS when it is made, which may have been before.
+        monkeypatch.setattr(console, "_width", 200)
     for name in ("LIPFORGE_DATA", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 

@@ -136,6 +136,8 @@ def test_ctrl_c_during_calibration_ends_with_130_and_leaves_no_file(environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell that starts the tests in the background lets its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     while not (tmp_path / "running").exists() and process.poll() is None:
         time.sleep(0.05)
