@@ -53,13 +53,9 @@ class Attack(Protocol):
         trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
         trial.watch = watch
         if len(x):
-<<<<<<< HEAD
             trial.announce(self.name)
-            self.attack(trial)
-=======
             with alone(trial.quick):
                 self.attack(trial)
->>>>>>> attacks
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)
 
