@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lipforge.attacks.losses import Loss, TargetedLoss, margin
 from lipforge.attacks.norms import inside
-from lipforge.attacks.prepare import CHECKED, Precision, prepare
+from lipforge.attacks.prepare import CHECKED, Precision, stand_in
 from lipforge.attacks.queries import Prepared, check_labels, logits_of
 from lipforge.errors import ModelError
 from lipforge.types import Classifier, Threat
@@ -103,10 +103,10 @@ class Trial:
         self.model, self.quick = (model.original, model.quick) if isinstance(model, Prepared) else (model, model)
 
     def prepare(self, precision: Precision = "float32") -> None:
-        """Search on a stand-in for the model from now on, unless it came with one; costs two forwards on a few."""
+        """Search on a stand-in for the model from now on, unless it came with one; costs up to 3 forwards on a few."""
         if self.quick is self.model:
-            self.use(prepare(self.model, self.x, precision=precision))
-            self.forwards[:CHECKED] += 2 * (self.quick is not self.model)
+            self.quick, passes = stand_in(self.model, self.x, precision)
+            self.forwards[:CHECKED] += passes
 
     def standing(self) -> Tensor:
         """The positions of the images that nothing has fooled yet, without those that rest."""
