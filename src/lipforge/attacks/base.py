@@ -31,7 +31,7 @@ class Attack(Protocol):
     name: ClassVar[str]
 
     def attack(self, trial: Trial) -> None:
-        """Work on the images of `trial` that stand."""
+        """Work on the images of `trial` that stand; what is misclassified as it was given no longer does."""
         ...
 
     def run(
@@ -54,6 +54,7 @@ class Attack(Protocol):
         trial.watch = watch
         if len(x):
             trial.announce(self.name)
+            trial.clean_logits()
             with alone(trial.quick):
                 self.attack(trial)
             trial.notes += gradient_notes(trial)
