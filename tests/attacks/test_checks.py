@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, AttackWarning, Stage, square_notes
+from lipforge.attacks import APGD, PGD, AttackWarning, Prepared, Stage, prepare, square_notes
 from lipforge.attacks.checks import class_notes, model_notes
 from lipforge.attacks.trial import Trial
 from lipforge.types import Threat
@@ -63,6 +63,22 @@ def test_an_honest_model_is_not_noted():
 
 def test_a_random_model_is_not_noted_where_randomness_is_expected():
     assert _notes(_random, random_expected=True) == []
+
+
+def test_the_model_itself_is_looked_at_and_not_its_stand_in():
+    net = small_net()
+    x, _ = small_images(net)
+    assert _notes(prepare(net, x, precision="bfloat16")) == []
+    assert _notes(Prepared(net, _random)) == []
+    (note,) = _notes(Prepared(_random, net))
+    assert "differ between repeated forwards" in note
+
+
+def test_the_checks_of_the_model_are_counted():
+    x, y = small_images(small_net(), 40)
+    trial = Trial(small_net(), x, y, threat=THREAT, seed=0, sample_ids=torch.arange(40))
+    model_notes(trial)
+    assert trial.forwards.tolist() == [3] * 32 + [1] * 8
 
 
 class Rounding(nn.Module):

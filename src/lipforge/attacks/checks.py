@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lipforge.attacks.queries import logits_of
 from lipforge.attacks.trial import Stage, Trial
 
 LOOKED_AT = 32
@@ -16,12 +17,12 @@ LOOKED_AT = 32
 
 
 def model_notes(trial: Trial, *, random_expected: bool = False) -> list[str]:
-    """What is suspicious about the model's outputs; costs two forwards on the first images of the batch."""
+    """What is suspicious about the model's own outputs; costs two forwards on the first images of the batch."""
     clean = trial.clean_logits()[:LOOKED_AT]
     at = torch.arange(len(clean), device=clean.device)
     notes = []
     again, adapts = watched_logits(trial, at)
-    if not random_expected and differs(clean, [again, trial.logits(trial.x[at], at)]):
+    if not random_expected and differs(clean, [again, _again(trial, at)]):
         notes.append(
             "the model's outputs differ between repeated forwards: it is random or keeps state, and these attacks "
             'mean little; use autoattack("rand")'
@@ -61,10 +62,17 @@ def watched_logits(trial: Trial, at: Tensor) -> tuple[Tensor, bool]:
     before = sys.getprofile()
     sys.setprofile(watch)
     try:
-        logits = trial.logits(trial.x[at], at)
+        logits = _again(trial, at)
     finally:
         sys.setprofile(before)
     return logits, bool(seen)
+
+
+@torch.no_grad()
+def _again(trial: Trial, at: Tensor) -> Tensor:
+    """The clean logits asked once more, of the model itself: a stand-in may round, and may not be random."""
+    trial.forwards[at] += 1
+    return logits_of(trial.model, trial.x[at], trial.ids[at])
 
 
 def gradient_notes(trial: Trial) -> list[str]:
