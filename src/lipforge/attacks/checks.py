@@ -12,6 +12,9 @@ from torch import Tensor
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.trial import Stage, Trial
 
+PROBE = "probe"
+"""The stage of autoattack("fast") that is a short Square."""
+
 LOOKED_AT = 32
 """Images of the batch that the checks ask the model about."""
 
@@ -84,15 +87,19 @@ def gradient_notes(trial: Trial) -> list[str]:
 
 
 def square_notes(stages: Sequence[Stage], count: int) -> list[str]:
-    """A note if Square broke more than 0.2 % of `count` images after attacks that use gradients."""
-    for before, stage in pairwise(stages[1:]):
-        lost = (before.robust - stage.robust) / count
-        if stage.attack.startswith("square") and lost > 0.002:
-            return [
-                f"Square, which uses no gradients, broke another {100 * lost:.1f} % of the images after the gradient "
-                "attacks: gradients are probably masked; run it longer and try an adaptive attack"
-            ]
-    return []
+    """A note if Square, or the probe, broke more than 0.2 % of `count` images after attacks that use gradients."""
+    by_square = [
+        before.robust - stage.robust
+        for before, stage in pairwise(stages[1:])
+        if stage.attack == PROBE or stage.attack.startswith("square")
+    ]
+    lost = sum(by_square) / count
+    if lost <= 0.002:
+        return []
+    return [
+        f"Square, which uses no gradients, broke another {100 * lost:.1f} % of the images after the gradient "
+        "attacks: gradients are probably masked; run it longer and try an adaptive attack"
+    ]
 
 
 def class_notes(classes: int, *, targets: int) -> list[str]:

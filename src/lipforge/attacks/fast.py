@@ -9,6 +9,7 @@ from torch import Tensor
 from lipforge.attacks.apgd import Schedule, climb
 from lipforge.attacks.base import Attack
 from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.checks import PROBE
 from lipforge.attacks.losses import margin, targeted_margin
 from lipforge.attacks.square import Square
 from lipforge.attacks.standard import standard_attacks
@@ -89,7 +90,7 @@ class Escalate(Attack):
         clean = -clean_margin(trial)
         by_gradient = trial.closest.clone()
         Square(queries=self.queries).attack(trial)
-        trial.settle("probe")
+        trial.settle(PROBE)
         suspicious = trial.zero_gradient | (by_gradient <= clean) | (trial.closest > by_gradient)
         at = (suspicious & ~trial.fooled).nonzero().squeeze(1)
         trial.given_up[at] = False
