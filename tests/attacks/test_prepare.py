@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipforge.attacks import APGD, PGD, Prepared, Square, autoattack, prepare
+from lipforge.attacks import APGD, PGD, Prepared, Rounds, Square, autoattack, prepare
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.foldable import direct_pairs, fold_
 from lipforge.data import load_data
@@ -261,6 +261,26 @@ def test_half_precision_alone_would_count_images_that_are_not_fooled():
     rounded = prepare(model, x, precision="bfloat16").quick
     with torch.no_grad():
         assert (rounded(x).argmax(dim=1) != model(x).argmax(dim=1)).any()
+
+
+def test_a_stand_in_without_finite_logits_makes_way_for_the_model():
+    model = small_net()
+    x, y = small_images(model, 20)
+    calls = []
+
+    def overflowing(images):
+        calls.append(len(images))
+        return 1e7 * model(images).half()
+
+    threat = Threat("linf", 0.01)
+    result = Rounds(steps=3, near=10.0).run(Prepared(model, overflowing), x, y, threat=threat)
+    assert len(calls) == 1
+    assert torch.equal(result.images, Rounds(steps=3, near=10.0).run(model, x, y, threat=threat).images)
+    (note,) = result.notes
+    assert "went on without the stand-in" in note
+    assert "use bfloat16" in note
+    with pytest.raises(ModelError, match="NaN or infinite logits for image"):
+        PGD().run(overflowing, x, y, threat=threat)
 
 
 def test_autoattack_prepares_unless_told_not_to():

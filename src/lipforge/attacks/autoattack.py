@@ -14,7 +14,7 @@ from lipforge.attacks.base import Attack
 from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.checks import class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.fast import Escalate, Rounds
+from lipforge.attacks.fast import Escalate, Rounds, settle_disputes
 from lipforge.attacks.prepare import Precision
 from lipforge.attacks.split import alone
 from lipforge.attacks.standard import TARGETS, standard_attacks
@@ -57,7 +57,9 @@ class AutoAttack(Attack):
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
         with alone(trial.quick):
-            self.cascade(classes, trial.threat.norm).attack(trial)
+            cascade = self.cascade(classes, trial.threat.norm)
+            cascade.attack(trial)
+            settle_disputes(trial, cascade)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes
 from lipforge.attacks.queries import checked_ids, is_fooled
+from lipforge.attacks.result import AttackResult
 from lipforge.attacks.split import alone
-from lipforge.attacks.trial import AttackResult, Trial
+from lipforge.attacks.trial import Trial
 from lipforge.types import Classifier, Threat
 
 __all__ = ["Attack", "AttackWarning", "is_fooled", "spelled"]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks.queries import logits_of
-from lipforge.attacks.trial import Stage, Trial
+from lipforge.attacks.result import Stage
+from lipforge.attacks.trial import Trial
 
 PROBE = "probe"
 """The stage of autoattack("fast") that is a short Square."""
