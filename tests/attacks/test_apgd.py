@@ -58,6 +58,16 @@ def test_apgd_fools_a_linear_model_in_l1_where_it_can_be_fooled(attack, classes)
     assert (distance < 0.95 * eps).sum() >= 20
 
 
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+def test_in_l1_a_short_climb_judges_points_inside_eps_too(steps):
+    assert phases(steps)[2] >= 1
+    assert sum(phases(steps)) == steps
+    model, x, y = linear_classes(2)
+    eps = 3 * float(model.distance(x, y, "l1").max())
+    result = APGD(steps=steps).run(model, x, y, threat=Threat("l1", eps))
+    assert result.fooled.sum() > 20
+
+
 def test_in_l1_a_climb_costs_a_forward_more_for_each_of_its_three_balls():
     model = small_net(classes=4)
     x, y = small_images(model)

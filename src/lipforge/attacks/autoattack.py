@@ -17,7 +17,7 @@ from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds, settle_disputes
 from lipforge.attacks.prepare import Precision
 from lipforge.attacks.split import alone
-from lipforge.attacks.standard import TARGETS, standard_attacks
+from lipforge.attacks.standard import NO_FAB, TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
 from lipforge.types import Norm
@@ -53,7 +53,7 @@ class AutoAttack(Attack):
         if self.version in ("standard", "plus") or classes < 3:
             trial.notes += class_notes(classes, targets=TARGETS)
         if self.version == "standard" and trial.threat.norm == "l1":
-            trial.notes.append("fab does not know l1 and was left out; the reference runs it")
+            trial.notes.append(NO_FAB)
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
         with alone(trial.quick):

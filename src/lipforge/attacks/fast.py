@@ -12,7 +12,7 @@ from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.checks import PROBE
 from lipforge.attacks.losses import margin, targeted_margin
 from lipforge.attacks.square import Square
-from lipforge.attacks.standard import standard_attacks
+from lipforge.attacks.standard import NO_FAB, standard_attacks
 from lipforge.attacks.targets import targets_by_distance
 from lipforge.attacks.trial import Trial, toward
 from lipforge.errors import InputError
@@ -94,7 +94,10 @@ class Escalate(Attack):
         trial.settle(PROBE)
         suspicious = trial.zero_gradient | (by_gradient <= clean) | (trial.closest > by_gradient)
         standard = Cascade(standard_attacks(trial.clean_logits().shape[1], trial.threat.norm))
-        at = (suspicious & ~settle_disputes(trial, standard) & ~trial.fooled).nonzero().squeeze(1)
+        searched = settle_disputes(trial, standard)
+        at = (suspicious & ~searched & ~trial.fooled).nonzero().squeeze(1)
+        if trial.threat.norm == "l1" and (len(at) or searched.any()):
+            trial.notes.append(NO_FAB)
         trial.given_up[at] = False
         if len(at):
             trial.notes.append(
