@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge import rng
+from lipforge.types import Classifier
 
 
 class LinearOracle(nn.Module):
@@ -88,7 +89,7 @@ def linear_classes(classes: int, count: int = 60) -> tuple[LinearClasses, Tensor
 class Counted:
     """The model, with the number of images that went forward and backward through it."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Classifier) -> None:
         self.model, self.images, self.gradients = model, 0, 0
 
     def __call__(self, x: Tensor) -> Tensor:

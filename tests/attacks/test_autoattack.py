@@ -69,6 +69,15 @@ def test_l1_is_attacked_without_fab(version):
         autoattack("plus").run(model, x, y, threat=threat)
 
 
+def test_fast_says_that_it_escalated_without_fab_in_l1():
+    model = Rounding().eval()
+    x, _ = small_images(small_net(), 2)
+    y = model(x).argmax(dim=1)
+    result = Escalate(queries=1).run(model, x, y, threat=Threat("l1", 30.0))
+    assert any("looked masked" in note for note in result.notes)
+    assert any("fab does not know l1" in note for note in result.notes)
+
+
 @pytest.mark.parametrize("classes", [2, 3])
 def test_rand_and_plus_find_losses_that_fit_few_classes(classes):
     losses = {attack.loss for attack in AutoAttack("rand").cascade(classes).attacks}  # type: ignore[attr-defined]

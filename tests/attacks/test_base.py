@@ -54,13 +54,24 @@ def test_the_result_lies_in_the_ball_and_says_truly_who_is_fooled(attack, norm):
 @pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
 def test_the_passes_reported_are_the_passes_made(attack):
     model = Counted(small_net())
-    x, y = small_images(model.model, 40)
+    x, y = small_images(small_net(), 40)
     result = attack.run(model, x, y, threat=Threat("linf", 0.01))
     assert 0 < result.fooled.sum() < 40
     assert int(result.forwards.sum()) == model.images
     if not (attack.name == "fab" and attack.targets == 0):  # whose hook runs once for the classes of one image
         assert int(result.backwards.sum()) == model.gradients
     assert sum(stage.forwards for stage in result.stages) == model.images
+
+
+@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+def test_an_image_that_is_misclassified_as_given_is_called_so_and_costs_one_forward(attack):
+    model = small_net()
+    x, y = small_images(model)
+    result = attack.run(model, x, (y + 1) % 4, threat=THREAT)
+    assert result.outcome == ("misclassified",) * len(x)
+    assert result.forwards.tolist() == [1] * len(x)
+    assert result.backwards.tolist() == [0] * len(x)
+    assert torch.equal(result.images, x)
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=spelled)

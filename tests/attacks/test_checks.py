@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, AttackWarning, Stage, square_notes
+from lipforge.attacks import APGD, PGD, AttackWarning, Prepared, Stage, square_notes
 from lipforge.attacks.checks import class_notes, model_notes
 from lipforge.attacks.trial import Trial
 from lipforge.types import Threat
@@ -65,6 +65,21 @@ def test_a_random_model_is_not_noted_where_randomness_is_expected():
     assert _notes(_random, random_expected=True) == []
 
 
+def test_the_model_itself_is_looked_at_and_not_its_stand_in():
+    net = small_net()
+    assert _notes(Prepared(net, lambda x: net(x).bfloat16().float())) == []
+    assert _notes(Prepared(net, _random)) == []
+    (note,) = _notes(Prepared(_random, net))
+    assert "differ between repeated forwards" in note
+
+
+def test_the_checks_of_the_model_are_counted():
+    x, y = small_images(small_net(), 40)
+    trial = Trial(small_net(), x, y, threat=THREAT, seed=0, sample_ids=torch.arange(40))
+    model_notes(trial)
+    assert trial.forwards.tolist() == [3] * 32 + [1] * 8
+
+
 class Rounding(nn.Module):
     """A net whose gradient is 0 everywhere, and whose decisions move all the same."""
 
@@ -97,6 +112,14 @@ def _stages(*left):
 def test_a_square_that_breaks_more_than_two_in_a_thousand_is_noted():
     assert square_notes(_stages(900, 600, 600, 598), 1000) == []
     (note,) = square_notes(_stages(900, 600, 600, 597), 1000)
+    assert "another 0.3 % of the images" in note
+
+
+def test_what_the_probe_breaks_counts_as_squares():
+    names = ("clean", "apgd", "probe", "square")
+    stages = [Stage(name, robust, 1, 1, 0.0) for name, robust in zip(names, (900, 600, 598, 597), strict=True)]
+    assert square_notes(stages[:3], 1000) == []
+    (note,) = square_notes(stages, 1000)
     assert "another 0.3 % of the images" in note
 
 

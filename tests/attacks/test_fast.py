@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, PGD, Cascade, Escalate, Rounds, autoattack
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Prepared, Rounds, autoattack
 from lipforge.attacks.base import is_fooled
+from lipforge.attacks.fast import settle_disputes
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
 from lipforge.types import Threat
@@ -46,9 +47,10 @@ def test_images_that_keep_gaining_go_on_and_images_near_enough_get_every_round()
 
 
 def test_an_image_far_from_the_boundary_costs_what_the_page_says():
-    model = small_net(classes=10)
-    x, y = small_images(model, 40)
-    result = autoattack("fast", prepare=False).run(model, x, y, threat=Threat("linf", 1e-5))
+    # float64: at this eps a margin changes by little more than float32 rounds, and the probe compares margins.
+    model = small_net(classes=10).double()
+    x, y = small_images(small_net(classes=10), 40)
+    result = autoattack("fast", prepare=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
     assert result.given_up.all()
     assert result.forwards[32:].tolist() == [86] * 8
     assert result.backwards[32:].tolist() == [69] * 8
@@ -80,6 +82,38 @@ def test_images_without_gradients_are_escalated_to_the_standard_cascade():
     assert names[:4] == ["clean", "apgd:steps=5,loss=margin", "probe", "apgd"]
     assert names[-1] == "square"
     assert any("looked masked" in note for note in result.notes)
+
+
+def test_what_fools_only_the_stand_in_is_attacked_on_the_model_itself_and_noted():
+    model = small_net()
+    x, y = small_images(model, 6)
+    turned = Prepared(model, lambda images: -model(images))  # always fooled, and leads away from where the model is
+    assert not APGD(steps=20).run(turned, x, y, threat=Threat("linf", 0.1)).fooled.any()
+    result = autoattack("fast").run(turned, x, y, threat=Threat("linf", 0.1))
+    assert result.fooled.all()
+    # Some of the others fall by chance, to a random point that the stand-in was asked about.
+    (note,) = (note for note in result.notes if "fooled only the model's stand-in" in note)
+    assert int(note.split()[0]) == result.outcome.count("apgd") > 2
+
+
+def test_an_attack_on_disputed_images_leaves_the_others_and_the_stand_in_alone():
+    model = small_net()
+    x, y = small_images(model, 6)
+    trial = Trial(Prepared(model, lambda images: 2 * model(images)), x, y, threat=THREAT, seed=0, sample_ids=y)
+    trial.clean_logits()
+    quick, trial.disputed[2] = trial.quick, True
+    assert settle_disputes(trial, PGD(steps=3)).tolist() == [False, False, True, False, False, False]
+    assert trial.forwards.tolist() == [1, 1, 1 + 4, 1, 1, 1]
+    assert trial.quick is quick
+    assert not settle_disputes(trial, PGD(steps=3)).any()
+
+
+def test_the_closest_margin_is_the_models_where_it_overrules_the_stand_in():
+    model = small_net()
+    x, y = small_images(model, 6)
+    result = PGD(steps=2).run(Prepared(model, lambda images: -model(images)), x, y, threat=Threat("linf", 1e-4))
+    assert not result.fooled.any()
+    assert (result.closest < 0).all()
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipforge.attacks import APGD, PGD, Prepared, Square, autoattack, prepare
+from lipforge.attacks import APGD, PGD, Prepared, Rounds, Square, autoattack, prepare
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.foldable import direct_pairs, fold_
 from lipforge.data import load_data
@@ -136,6 +136,78 @@ def test_a_stand_in_that_disagrees_is_not_used():
     assert prepare(model, images(4)).quick is model
 
 
+class Flattening(nn.Module):
+    """A conv and a batch norm, flattened with `view`, which no channels-last tensor allows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.bn, self.head = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        return self.head(x.view(x.size(0), -1))
+
+
+class Reading(Flattening):
+    """Looks at its batch norm's weight, which a folded copy does not have."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) * self.bn.weight.mean()
+
+
+class OneWay(Flattening):
+    """Goes forward in any layout, and back only in the usual one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.bn(self.conv(x))
+        if x.requires_grad:
+            x.register_hook(lambda gradient: x.view(-1)[:0].sum() + gradient)
+        return self.head(F.relu(x).flatten(1))
+
+
+class OneByOne(Flattening):
+    """With a single image it asks for the usual layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.relu(self.bn(self.conv(x)))
+        return self.head(x.flatten(1) if len(x) > 1 else x.view(1, -1))
+
+
+@pytest.mark.parametrize(("kind", "folds"), [(Flattening, True), (Reading, False), (OneWay, True), (OneByOne, True)])
+def test_a_model_that_no_stand_in_suits_as_it_is_is_attacked_all_the_same(kind, folds):
+    model, x = seeded(kind), images(6, size=6)
+    quick = prepare(model, x).quick
+    assert (quick is not model) == folds
+    if folds:  # the norm is folded, in the layout that the model was written for
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.module.modules())  # type: ignore[attr-defined]
+        assert quick.layout is torch.contiguous_format  # type: ignore[attr-defined]
+    y = model(x).argmax(dim=1)
+    result = autoattack("fast").run(model, x, y, threat=Threat("linf", 0.05))
+    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+
+
+def test_the_models_own_error_is_the_one_that_shows():
+    class Small(Flattening):
+        """Takes one image and no more."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            if len(x) > 1:
+                raise RuntimeError("one image at a time")
+            return super().forward(x)
+
+    with pytest.raises(RuntimeError, match="one image at a time"):
+        prepare(seeded(Small), images(6, size=6))
+
+
+def test_every_pass_over_the_checked_images_is_counted_where_the_first_layout_fails():
+    model, x, calls = seeded(Flattening), images(20, size=6), list[int]()
+    y = model(x).argmax(dim=1)
+    model.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
+    result = autoattack("fast").run(model, x, y, threat=Threat("linf", 1e-4))
+    # One image records what can be folded, one tries the gradient of the second stand-in; the first did not get so far.
+    assert sum(calls) - int(result.forwards.sum()) == 2
+
+
 def test_the_bundled_model_is_prepared_and_agrees_on_real_images():
     model = load_model("cifar10-resnet")
     x, _ = load_data("cifar10-sample").batch(range(8))
@@ -183,12 +255,37 @@ def test_with_half_precision_every_success_fools_the_model_in_full_precision(pre
     assert 5 < full.fooled.sum() < 60
 
 
-def test_half_precision_alone_would_count_images_that_are_not_fooled():
-    model = small_net()
-    x, _ = small_images(model, 400)
-    rounded = prepare(model, x, precision="bfloat16").quick
+def test_half_precision_alone_would_count_an_image_that_is_not_fooled():
+    head = nn.Linear(3 * 4 * 4, 2, bias=False)
+    model = nn.Sequential(nn.Flatten(), head).eval()
     with torch.no_grad():
-        assert (rounded(x).argmax(dim=1) != model(x).argmax(dim=1)).any()
+        # The logits are 1 and 1.001; bfloat16 has 8 bits, so both weights become 2, and the first of equals wins.
+        head.weight.copy_(torch.tensor([2.0, 2.002])[:, None] * (torch.arange(48) == 0))
+        x, y = torch.full((1, 3, 4, 4), 0.5), torch.tensor([1])
+        rounded = prepare(model, x, precision="bfloat16")
+        assert is_fooled(rounded.quick, x, y).all()
+    result = Square(queries=3).run(rounded, x, y, threat=Threat("linf", 1e-5))
+    assert result.outcome == ("robust",)
+
+
+def test_a_stand_in_without_finite_logits_makes_way_for_the_model():
+    model = small_net()
+    x, y = small_images(model, 20)
+    calls = []
+
+    def overflowing(images):
+        calls.append(len(images))
+        return 1e7 * model(images).half()
+
+    threat = Threat("linf", 0.01)
+    result = Rounds(steps=3, near=10.0).run(Prepared(model, overflowing), x, y, threat=threat)
+    assert len(calls) == 1
+    assert torch.equal(result.images, Rounds(steps=3, near=10.0).run(model, x, y, threat=threat).images)
+    (note,) = result.notes
+    assert "went on without the stand-in" in note
+    assert "use bfloat16" in note
+    with pytest.raises(ModelError, match="NaN or infinite logits for image"):
+        PGD().run(overflowing, x, y, threat=threat)
 
 
 def test_autoattack_prepares_unless_told_not_to():
@@ -202,8 +299,9 @@ def test_autoattack_prepares_unless_told_not_to():
         result = autoattack("fast", prepare=prepared).run(model, x, y, threat=Threat("linf", 0.005))
         assert 0 < result.fooled.sum() < 20
         counts[prepared] = sum(calls), int(result.forwards.sum())
-    # Hooks are copied with the model, so all passes are seen; two on 16 images check the stand-in, one on 1 records it.
-    assert counts[True][0] - counts[True][1] == 1
+    # Hooks are copied with the model, so all passes are seen; two on 16 images check the stand-in, two on 1 record it
+    # and try its gradient.
+    assert counts[True][0] - counts[True][1] == 2
     assert counts[False][0] == counts[False][1]
     assert counts[True][1] - counts[False][1] >= 32
 

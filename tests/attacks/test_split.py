@@ -125,7 +125,6 @@ def test_with_several_threads_a_model_without_norms_is_shared_too_and_half_preci
     model = seeded(ReusingNet)
     shared = prepare(model, images(6)).quick
     assert isinstance(shared, Split)
-    assert all(isinstance(copy, nn.Module) for copy in shared.copies)
     rounded = prepare(model, images(6), precision="bfloat16").quick
     assert isinstance(rounded, Split)
     assert all(isinstance(copy, Rounded) for copy in rounded.copies)

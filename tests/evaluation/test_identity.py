@@ -57,9 +57,13 @@ def test_data_is_told_apart_by_content_and_by_which_images_of_it():
     assert data_identity(as_data((x, y))) != data_identity(as_data((changed, y)))
 
 
-def test_autoattack_always_says_its_version():
+def test_autoattack_always_says_its_version_and_whatever_else_is_not_the_default():
     assert attack_text(autoattack()) == "autoattack:version=standard"
     assert parse_attack(attack_text(autoattack())) == autoattack()
+    exact = autoattack("fast", prepare=False)
+    assert attack_text(exact) == "autoattack:version=fast,prepare=false"
+    assert parse_attack(attack_text(exact)) == exact
+    assert attack_text(autoattack(precision="float16")) == "autoattack:version=standard,precision=float16"
     assert attack_text(Cascade((PGD(steps=3), PGD()))) == "pgd:steps=3 + pgd"
 
 

@@ -94,7 +94,7 @@ def test_an_image_that_fell_on_the_lead_falls_to_the_same_point_for_one_forward(
     assert shard["1"]["outcome"].count("found on 0") == shard["1"]["tried"] == fallen
     near = [word for word in shard["1"]["outcome"] if word == "robust"]
     # A clean look and a look at the lead's point each; attacks only near the boundary.
-    assert shard["1"]["forwards"] == 60 + 60 + 4 * shard["1"]["attacked"]
+    assert shard["1"]["forwards"] == 60 + 60 + 5 * shard["1"]["attacked"]
     assert shard["1"]["spared"] + shard["1"]["attacked"] == len(near)
     assert shard["1"]["spared"] > shard["1"]["attacked"]
 

@@ -24,8 +24,9 @@ from lipforge.attacks.parse import parse_attack, text_form
 from lipforge.attacks.pgd import PGD
 from lipforge.attacks.prepare import Precision, prepare
 from lipforge.attacks.queries import Prepared
+from lipforge.attacks.result import AttackResult, Stage
 from lipforge.attacks.square import Square
-from lipforge.attacks.trial import AttackResult, Stage, Trial
+from lipforge.attacks.trial import Trial
 
 __all__ = [
     "APGD",

@@ -42,7 +42,6 @@ class APGD(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Climb from each start until nothing stands."""
-        trial.clean_logits()
         goal, schedule = away(trial, find_loss(self.loss)), Schedule(self.steps, self.rho, self.repeats)
         for restart in range(self.restarts):
             climb(trial, goal, schedule, stream=f"apgd-{self.loss}", counter=restart)
@@ -75,7 +74,6 @@ class TargetedAPGD(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Climb toward each target until nothing stands."""
-        trial.clean_logits()
         if len(trial.standing()) == 0:
             return
         schedule, ordered = (

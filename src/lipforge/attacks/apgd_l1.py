@@ -30,14 +30,13 @@ def climb_l1(trial: Trial, goal: Goal, steps: int, *, repeats: int, stream: str,
 
 
 def phases(steps: int) -> tuple[int, int, int]:
-    """How many of the steps are taken in each ball.
+    """How many of the steps are taken in each ball; at least one in the last, where alone points count.
 
-    >>> phases(100)
-    (30, 30, 40)
+    >>> phases(100), phases(2)
+    ((30, 30, 40), (0, 0, 2))
     """
-    first = min(-(-3 * steps // 10), steps)
-    second = min(first, steps - first)
-    return first, second, steps - first - second
+    wide = min(-(-3 * steps // 10), (steps - 1) // 2)
+    return wide, wide, steps - 2 * wide
 
 
 def _phase(

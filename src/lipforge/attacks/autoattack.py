@@ -14,10 +14,10 @@ from lipforge.attacks.base import Attack
 from lipforge.attacks.cascade import Cascade
 from lipforge.attacks.checks import class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.fast import Escalate, Rounds
+from lipforge.attacks.fast import Escalate, Rounds, settle_disputes
 from lipforge.attacks.prepare import Precision
 from lipforge.attacks.split import alone
-from lipforge.attacks.standard import TARGETS, standard_attacks
+from lipforge.attacks.standard import NO_FAB, TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
 from lipforge.types import Norm
@@ -53,11 +53,13 @@ class AutoAttack(Attack):
         if self.version in ("standard", "plus") or classes < 3:
             trial.notes += class_notes(classes, targets=TARGETS)
         if self.version == "standard" and trial.threat.norm == "l1":
-            trial.notes.append("fab does not know l1 and was left out; the reference runs it")
+            trial.notes.append(NO_FAB)
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
         with alone(trial.quick):
-            self.cascade(classes, trial.threat.norm).attack(trial)
+            cascade = self.cascade(classes, trial.threat.norm)
+            cascade.attack(trial)
+            settle_disputes(trial, cascade)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes
 from lipforge.attacks.queries import checked_ids, is_fooled
+from lipforge.attacks.result import AttackResult
 from lipforge.attacks.split import alone
-from lipforge.attacks.trial import AttackResult, Trial
+from lipforge.attacks.trial import Trial
 from lipforge.types import Classifier, Threat
 
 __all__ = ["Attack", "AttackWarning", "is_fooled", "spelled"]
@@ -31,7 +32,7 @@ class Attack(Protocol):
     name: ClassVar[str]
 
     def attack(self, trial: Trial) -> None:
-        """Work on the images of `trial` that stand."""
+        """Work on the images of `trial` that stand; what is misclassified as it was given no longer does."""
         ...
 
     def run(
@@ -54,6 +55,7 @@ class Attack(Protocol):
         trial.watch = watch
         if len(x):
             trial.announce(self.name)
+            trial.clean_logits()
             with alone(trial.quick):
                 self.attack(trial)
             trial.notes += gradient_notes(trial)

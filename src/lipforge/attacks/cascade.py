@@ -24,7 +24,6 @@ class Cascade(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Run the attacks until nothing stands."""
-        trial.clean_logits()
         trial.settle("clean")
         for attack in self.attacks:
             if len(trial.standing()) == 0:

@@ -47,7 +47,6 @@ class CW(Attack):
         if trial.threat.norm == "linf":
             self._ascent().attack(trial)
             return
-        trial.clean_logits()
         weight = torch.full_like(trial.closest, self.constant)
         low, high = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
         for _ in range(self.searches):

@@ -53,7 +53,6 @@ class FAB(Attack):
     def attack(self, trial: Trial) -> None:
         """Walk toward each target, or to the nearest boundary, until nothing stands."""
         refuse_l1(trial.threat)
-        trial.clean_logits()
         targets: list[Tensor | None] = [*targets_by_rank(trial, self.targets)] if self.targets else [None]
         for number, target in enumerate(targets):
             for restart in range(self.restarts):

@@ -9,9 +9,10 @@ from torch import Tensor
 from lipforge.attacks.apgd import Schedule, climb
 from lipforge.attacks.base import Attack
 from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.checks import PROBE
 from lipforge.attacks.losses import margin, targeted_margin
 from lipforge.attacks.square import Square
-from lipforge.attacks.standard import standard_attacks
+from lipforge.attacks.standard import NO_FAB, standard_attacks
 from lipforge.attacks.targets import targets_by_distance
 from lipforge.attacks.trial import Trial, toward
 from lipforge.errors import InputError
@@ -75,7 +76,8 @@ class Escalate(Attack):
     """The standard cascade on every image that still stands and on which the gradient attacks look suspicious.
 
     Suspicious is an image with a gradient of exactly 0 somewhere, one on which the gradient attacks never lowered the
-    margin at all, and one on which a Square of `queries` queries gets lower than all of them did.
+    margin at all, and one on which a Square of `queries` queries gets lower than all of them did. One that fooled only
+    the stand-in goes through the standard cascade on the model itself.
     """
 
     name: ClassVar[str] = "escalate"
@@ -89,16 +91,38 @@ class Escalate(Attack):
         clean = -clean_margin(trial)
         by_gradient = trial.closest.clone()
         Square(queries=self.queries).attack(trial)
-        trial.settle("probe")
+        trial.settle(PROBE)
         suspicious = trial.zero_gradient | (by_gradient <= clean) | (trial.closest > by_gradient)
-        at = (suspicious & ~trial.fooled).nonzero().squeeze(1)
+        standard = Cascade(standard_attacks(trial.clean_logits().shape[1], trial.threat.norm))
+        searched = settle_disputes(trial, standard)
+        at = (suspicious & ~searched & ~trial.fooled).nonzero().squeeze(1)
+        if trial.threat.norm == "l1" and (len(at) or searched.any()):
+            trial.notes.append(NO_FAB)
         trial.given_up[at] = False
         if len(at):
             trial.notes.append(
                 f"{len(at)} of {len(trial.x)} images looked masked and went through the standard cascade"
             )
             with trial.only(at):
-                Cascade(standard_attacks(trial.clean_logits().shape[1], trial.threat.norm)).attack(trial)
+                standard.attack(trial)
+
+
+def settle_disputes(trial: Trial, attack: Attack) -> Tensor:
+    """Run the attack, on the model itself, on what stands although its stand-in was fooled: on which images (N,)."""
+    disputed = trial.disputed & ~trial.fooled & (trial.quick is not trial.model)
+    at = disputed.nonzero().squeeze(1)
+    if len(at) == 0:
+        return disputed
+    trial.given_up[at] = False
+    trial.notes.append(
+        f"{len(at)} of {len(trial.x)} images fooled only the model's stand-in and were attacked on the model itself"
+    )
+    quick, trial.quick = trial.quick, trial.model
+    with trial.only(at):
+        attack.attack(trial)
+    trial.quick = quick
+    trial.disputed[at] = False
+    return disputed
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ class FGSM(Attack):
     """One steepest step of `step` times eps (Goodfellow et al. 2015); optimal on a linear model with step 1.
 
     With `random` it starts at a random point of the ball (FGSM-RS, Wong et al. 2020, who take step 1.25). It costs one
-    forward and one backward per image, and a forward to see what the step did.
+    forward and one backward per image, a forward to see what the step did, and one for the clean image.
     """
 
     name: ClassVar[str] = "fgsm"
@@ -32,6 +32,8 @@ class FGSM(Attack):
         """Take the step, also where the start already fools the model: the one-step attack looks only at its end."""
         at, threat = trial.standing(), trial.threat
         refuse_l1(threat)
+        if len(at) == 0:
+            return
         x = start = trial.x[at]
         if self.random:
             start = random_start(x, threat, seed=trial.seed, sample_ids=trial.ids[at], stream="fgsm-start")

@@ -18,7 +18,7 @@ class PGD(Attack):
 
     An image that is fooled is returned as it was at that moment and costs nothing more; the others are returned as
     the last restart left them. Each restart starts at another random point, or all at `x` without `random`. An image
-    that stands costs steps + 1 forwards and steps backwards per restart.
+    that stands costs steps + 1 forwards and steps backwards per restart, and one forward for the clean image.
     """
 
     name: ClassVar[str] = "pgd"

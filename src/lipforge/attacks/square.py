@@ -47,7 +47,6 @@ class Square(Attack):
 
     def attack(self, trial: Trial) -> None:
         """Search from each start until nothing stands."""
-        trial.clean_logits()
         for restart in range(self.restarts):
             self._search(trial, f"square-{restart}")
 

@@ -9,6 +9,8 @@ from lipforge.types import Norm
 
 TARGETS = 9
 
+NO_FAB = "fab does not know l1 and was left out; the reference runs it"
+
 
 def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
     """APGD-CE, APGD-T, FAB-T and Square, with the losses and targets that a model with that many classes allows.

@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -11,8 +10,9 @@ from torch import Tensor
 
 from lipforge.attacks.losses import Loss, TargetedLoss, margin
 from lipforge.attacks.norms import inside
-from lipforge.attacks.prepare import CHECKED, Precision, prepare
+from lipforge.attacks.prepare import CHECKED, Precision, stand_in
 from lipforge.attacks.queries import Prepared, check_labels, logits_of
+from lipforge.attacks.result import AttackResult, Stage
 from lipforge.errors import ModelError
 from lipforge.types import Classifier, Threat
 
@@ -20,38 +20,6 @@ Goal = Callable[[Tensor, Tensor], Tensor]
 """What an attack maximises: logits (M, K) and the positions (M,) of their images to one number per image (M,)."""
 
 ROBUST, MISCLASSIFIED = "robust", "misclassified"
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What one attack of a cascade left: images that still stand, and the passes and seconds it took in all."""
-
-    attack: str
-    robust: int
-    forwards: int
-    backwards: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class AttackResult:
-    """Images (N, C, H, W) inside the threat, which of them fool the model, and what each has cost.
-
-    `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. `forwards` and
-    `backwards` (N,) count the passes each image went through. `given_up` are the robust images that autoattack("fast")
-    left before its last round. `closest` (N,) is the largest margin, max_{i != y} z_i - z_y, that any point reached.
-    `notes` are the reasons to doubt the result.
-    """
-
-    images: Tensor
-    fooled: Tensor
-    forwards: Tensor
-    backwards: Tensor
-    given_up: Tensor
-    closest: Tensor
-    outcome: tuple[str, ...]
-    stages: tuple[Stage, ...]
-    notes: tuple[str, ...]
 
 
 class Slope(NamedTuple):
@@ -82,6 +50,8 @@ class Trial:
         self.backwards = torch.zeros_like(self.forwards)
         self.zero_gradient = torch.zeros_like(self.fooled)
         self.given_up = torch.zeros_like(self.fooled)
+        # Where the stand-in was fooled inside the threat and the model, asked again, was not.
+        self.disputed = torch.zeros_like(self.fooled)
         # The largest margin (max_{i != y} z_i - z_y) that any point inside the threat has reached.
         self.closest = torch.full((len(x),), -torch.inf, dtype=x.dtype, device=x.device)
         self.nearest: Tensor | None = None
@@ -103,10 +73,10 @@ class Trial:
         self.model, self.quick = (model.original, model.quick) if isinstance(model, Prepared) else (model, model)
 
     def prepare(self, precision: Precision = "float32") -> None:
-        """Search on a stand-in for the model from now on, unless it came with one; costs two forwards on a few."""
+        """Search on a stand-in for the model from now on, unless it came with one; costs up to 3 forwards on a few."""
         if self.quick is self.model:
-            self.use(prepare(self.model, self.x, precision=precision))
-            self.forwards[:CHECKED] += 2 * (self.quick is not self.model)
+            self.quick, passes = stand_in(self.model, self.x, precision)
+            self.forwards[:CHECKED] += passes
 
     def standing(self) -> Tensor:
         """The positions of the images that nothing has fooled yet, without those that rest."""
@@ -138,6 +108,9 @@ class Trial:
         self.backwards.index_add_(0, at, branch.backwards)
         self.closest.scatter_reduce_(0, at, branch.closest, "amax")
         self.zero_gradient[at[branch.zero_gradient]] = True
+        self.disputed[at[branch.disputed]] = True
+        self.notes += branch.notes
+        self.quick = branch.quick  # the model itself, if the stand-in failed there
         # In order, so that of several images that fool the model for one the last is kept on every device.
         for row in branch.fooled.nonzero().squeeze(1).tolist():
             self.fooled[at[row]] = True
@@ -174,14 +147,14 @@ class Trial:
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
         """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more."""
         value = margin(logits, self.y[at]).to(self.closest)
-        self.closest[at] = torch.maximum(self.closest[at], value)
         standing = value < 0
         if not standing.all():
             rows = (~standing).nonzero().squeeze(1)
-            fooled = self._confirm(x_adv[rows], at[rows])
+            fooled, value[rows] = self._confirm(x_adv[rows], at[rows])
             standing[rows] = ~fooled
             self.fooled[at[rows]] = fooled
             self.images[at[rows[fooled]]] = x_adv[rows[fooled]]
+        self.closest[at] = torch.maximum(self.closest[at], value)
         return standing
 
     def keep(self, x_adv: Tensor, at: Tensor) -> None:
@@ -206,18 +179,30 @@ class Trial:
         return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
 
     def ask(self, x_adv: Tensor, at: Tensor) -> Tensor:
-        """The checked logits of the stand-in, not counted: for attacks that count their passes themselves."""
-        logits = logits_of(self.quick, x_adv, self.ids[at])
+        """The checked logits of the stand-in, not counted: for attacks that count their passes themselves.
+
+        A stand-in whose logits are not finite, as happens in float16, makes way for the model.
+        """
+        try:
+            logits = logits_of(self.quick, x_adv, self.ids[at])
+        except ModelError as error:
+            if self.quick is self.model:
+                raise
+            self.notes.append(f"the search went on without the stand-in: {error}; with precision float16, use bfloat16")
+            self.quick = self.model
+            logits = logits_of(self.model, x_adv, self.ids[at])
         if self._clean is None:
             check_labels(self.y, logits.shape[1])
         return logits
 
     @torch.no_grad()
-    def _confirm(self, x_adv: Tensor, at: Tensor) -> Tensor:
-        """Which images (M,) fool the model itself, in a batch of their own, and lie inside the threat."""
+    def _confirm(self, x_adv: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Which images (M,) fool the model itself, in a batch of their own, inside the threat; and its margins (M,)."""
         self.forwards[at] += 1
-        again = logits_of(self.model, x_adv, self.ids[at]).argmax(dim=1) != self.y[at]
-        return again & inside(x_adv, self.x[at], self.threat)
+        logits = logits_of(self.model, x_adv, self.ids[at])
+        again = logits.argmax(dim=1) != self.y[at]
+        self.disputed[at] |= ~again
+        return again & inside(x_adv, self.x[at], self.threat), margin(logits, self.y[at]).to(self.closest)
 
     def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
         self.forwards[at] += 1

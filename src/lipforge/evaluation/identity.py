@@ -1,6 +1,8 @@
 """What an evaluation is called: its attack in words, and the name of its shards and result."""
 
-from lipforge.attacks import Attack, AutoAttack, text_form
+from dataclasses import replace
+
+from lipforge.attacks import Attack, AutoAttack, spelled, text_form
 from lipforge.errors import InputError
 from lipforge.runs.identity import ADDRESS, slug
 from lipforge.types import Threat
@@ -10,9 +12,13 @@ def attack_text(attack: Attack) -> str:
     """The attack's text form; for an attack of the user, which has none, its representation.
 
     AutoAttack always says its version: to the command line, plain `autoattack` is the fast one.
+
+    >>> attack_text(AutoAttack("fast", precision="bfloat16"))
+    'autoattack:version=fast,precision=bfloat16'
     """
     if isinstance(attack, AutoAttack):
-        return f"{attack.name}:version={attack.version}"
+        others = spelled(replace(attack, version=AutoAttack.version)).partition(":")[2]
+        return f"{attack.name}:version={attack.version}{',' * bool(others)}{others}"
     try:
         return text_form(attack)
     except InputError:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from lipforge.attacks.losses import margin
 from lipforge.attacks.queries import logits_of
-from lipforge.attacks.trial import MISCLASSIFIED, ROBUST, AttackResult
+from lipforge.attacks.result import AttackResult
+from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, check_images
 from lipforge.types import Classifier
 
