@@ -163,6 +163,29 @@ def test_a_run_of_another_ratio_is_refused(tmp_path):
         audit(model, few, THREAT, plan=QUICK, run=RunDir.open(tmp_path))
 
 
+def test_a_run_with_another_surrogate_of_the_same_name_is_refused(tmp_path):
+    base, candidate, run = seeded(ResidualNet), seeded(ResidualNet, 1), RunDir.open(tmp_path)
+    x = images(1)
+    data = (x, candidate(x).argmax(dim=1))
+    audit(base, candidate, data, THREAT, plan=QUICK, run=run, surrogates={"mine": seeded(ResidualNet, 2)})
+    with pytest.raises(RunError, match="surrogates"):
+        audit(base, candidate, data, THREAT, plan=QUICK, run=run, surrogates={"mine": seeded(ResidualNet, 3)})
+
+
+def test_a_run_needs_to_be_told_what_a_function_is(tmp_path):
+    """Two functions may have one name."""
+    base, run, x = seeded(ResidualNet), RunDir.open(tmp_path), images(1)
+    data = (x, base(x).argmax(dim=1))
+    first, second = (seeded(ResidualNet, seed).forward for seed in (1, 2))
+    with pytest.raises(InputError, match="it is needed for candidate"):
+        audit(base, first, data, THREAT, plan=QUICK, run=run)
+    with pytest.raises(InputError, match="needed for mine"):
+        audit(base, base, data, THREAT, plan=QUICK, run=run, surrogates={"mine": first})
+    audit(base, first, data, THREAT, plan=QUICK, run=run, identity={"candidate": "first"})
+    with pytest.raises(RunError, match="identity"):
+        audit(base, second, data, THREAT, plan=QUICK, run=run, identity={"candidate": "second"})
+
+
 def test_wrong_use_is_explained():
     model, data = small()
     with pytest.raises(InputError, match="audit takes"):

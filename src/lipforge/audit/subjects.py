@@ -17,10 +17,14 @@ OWN, OTHER = "own gradients", "gradients of the other"
 
 @dataclass(frozen=True)
 class Side:
-    """A classifier, and views with its logits but other gradients, by name and in the order to try them."""
+    """A classifier, and views with its logits but other gradients, by name and in the order to try them.
+
+    `sources` are the classifiers whose gradients the views pass on: a view made by `borrow` does not show its source.
+    """
 
     classifier: Classifier
     surrogates: Mapping[str, Classifier] = field(default_factory=dict)
+    sources: Mapping[str, Classifier] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Pair:
 def forged_pair(model: nn.Module) -> Pair:
     """The plain model against the forged one, with an identity and a smooth backward pass through every mask."""
     views = {"identity backward": straight_through(model), "smooth backward": smooth_backward(model)}
-    return _pair(plain(model), forged(model), views, model)
+    return _pair(plain(model), forged(model), views, views, model)
 
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
@@ -57,15 +61,21 @@ def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Cl
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
     views = {OWN: candidate, **{name: borrow(candidate, other) for name, other in (surrogates or {}).items()}}
-    return _pair(base, candidate, views, None)
+    return _pair(base, candidate, views, {OWN: candidate, **(surrogates or {})}, None)
 
 
-def _pair(base: Classifier, candidate: Classifier, views: Mapping[str, Classifier], model: nn.Module | None) -> Pair:
+def _pair(
+    base: Classifier,
+    candidate: Classifier,
+    views: Mapping[str, Classifier],
+    sources: Mapping[str, Classifier],
+    model: nn.Module | None,
+) -> Pair:
     """Each side also gets the other's gradients; the base has no masks, so its further views are itself again."""
     own = dict.fromkeys(views, base)
     return Pair(
-        Side(base, {**own, "gradients of the other": borrow(base, candidate)}),
-        Side(candidate, {**views, "gradients of the other": borrow(candidate, base)}),
+        Side(base, {**own, OTHER: borrow(base, candidate)}, {**own, OTHER: candidate}),
+        Side(candidate, {**views, OTHER: borrow(candidate, base)}, {**sources, OTHER: base}),
         model,
     )
 
