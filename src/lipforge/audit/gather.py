@@ -6,8 +6,8 @@ from typing import Any
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit import checks
 from lipforge.audit.plan import Plan
-from lipforge.audit.portfolio import PLAIN, stage_names
 from lipforge.audit.report import AuditReport, AuditRow, Check, Effort
+from lipforge.audit.stages import CLEAN, PLAIN, stage_names
 from lipforge.audit.verdict import decide
 from lipforge.evaluation.compare import paired
 from lipforge.runs import RunDir
@@ -68,7 +68,7 @@ def _rows(
     base: list[str], candidate: list[str], stages: list[str], shards: Sequence[Mapping[str, Any]]
 ) -> tuple[AuditRow, ...]:
     rows = []
-    for last, name in enumerate(["clean", *stages]):
+    for last, name in enumerate([CLEAN, *stages]):
         left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
         spent = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in ("base", "candidate"))
         rows.append(AuditRow(name, left, right, (right - left) / len(base), *spent))

@@ -7,12 +7,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lipforge.audit.stages import OTHER, OWN, RESERVED
 from lipforge.batching import check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
 from lipforge.types import Classifier
-
-OWN, OTHER = "own gradients", "gradients of the other"
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,11 @@ def forged_pair(model: nn.Module) -> Pair:
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
     """Any two classifiers; `surrogates` give gradients for the candidate, whose own logits decide on success."""
-    taken = [name for name in surrogates or {} if name in (OWN, OTHER)]
+    taken = [name for name in surrogates or {} if name in RESERVED]
     if taken:
-        raise InputError(f"surrogates must have names of their own; {taken[0]!r} is taken")
+        raise InputError(
+            f"surrogates must have names of their own; {taken[0]!r} is taken, as are {', '.join(sorted(RESERVED))}"
+        )
     for name, classifier in {"base": base, "candidate": candidate, **(surrogates or {})}.items():
         if not callable(classifier):
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
