@@ -125,7 +125,7 @@ def test_both_sides_get_as_many_gradients_per_image_that_stands():
 
 
 def test_every_check_is_there_with_its_evidence(report):
-    assert len(report.checks) == 11
+    assert len(report.checks) == 12
     assert all(check.evidence for check in report.checks)
     assert [check.name for check in report.checks if check.passed is False] == [
         doubt.split(": no; ")[0] for doubt in report.doubts

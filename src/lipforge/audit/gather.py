@@ -58,6 +58,7 @@ def _checks(
     certificates = [run.read_result(name) for name in run.results()] if run is not None else []
     return (
         *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
+        checks.even_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.autoattack_flags(_joined(shards, "candidate", "notes"), square, len(plain)),
         checks.precision(precision),
         checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
@@ -81,10 +82,21 @@ def _left(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
 
 
 def _effort(shards: Sequence[Mapping[str, Any]], side: str) -> Effort:
-    backwards, outcome = _joined(shards, side, "backwards"), _joined(shards, side, "outcome")
-    spent = [count for count, word in zip(backwards, outcome, strict=True) if word == ROBUST]
-    forwards = sum(shard[side]["forwards"] for shard in shards)
-    return Effort(forwards, sum(backwards), sum(spent) / len(spent) if spent else 0.0)
+    sheets = [shard[side] for shard in shards]
+    spent = [_spent(sheet) for sheet in sheets]
+    standing, total = sum(count for count, _ in spent), sum(count * mean for count, mean in spent)
+    return Effort(
+        sum(sheet["forwards"] for sheet in sheets),
+        sum(_joined(shards, side, "backwards")),
+        total / standing if standing else 0.0,
+    )
+
+
+def _spent(sheet: Mapping[str, Any]) -> tuple[int, float]:
+    """How many images of a shard stand, and how many gradients each of them took on average."""
+    pairs = zip(sheet["backwards"], sheet["outcome"], strict=True)
+    found = [count for count, word in pairs if word == ROBUST]
+    return len(found), sum(found) / len(found) if found else 0.0
 
 
 def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:

@@ -18,6 +18,10 @@ from lipforge.types import Threat
 
 MOST_ROUNDS = 20
 """How often the side with fewer gradients per standing image is attacked again, at most."""
+NEARLY = 10
+"""A gap in gradients per standing image that is left as it is."""
+LONGEST = 100
+"""Steps of one restart that makes up for a gap, at most."""
 
 
 def run_portfolio(
@@ -51,7 +55,7 @@ def run_portfolio(
         front.run(LONGER, front.best, plan.longer, seed=plan.seed + len(names) + 1)
         if plan.square:
             front.run(SQUARE, front.side.classifier, Square(queries=plan.square), seed=plan.seed)
-    _even(base, candidate, plan.seed + len(names) + 2)
+    even_budget(base, candidate, plan.seed + len(names) + 2)
     precision = decide_in_double(base, candidate, plan.seed)
     return {
         "base": base.sheet(),
@@ -76,13 +80,15 @@ def _cross(stage: str, base: Front, candidate: Front, *, steps: int, seed: int) 
         front.run(stage, front.best if steps else front.side.classifier, attack, seed=seed)
 
 
-def _even(base: Front, candidate: Front, seed: int) -> None:
-    """More restarts for whoever had fewer gradients per image that still stands, until both had as many."""
-    again = APGD(steps=20, loss="margin")
+def even_budget(base: Front, candidate: Front, seed: int) -> None:
+    """As many gradients as are missing for whoever had fewer per image that still stands, until both had as many."""
     for number in range(MOST_ROUNDS):
         poor, rich = sorted((base, candidate), key=lambda front: front.effort)
-        if not poor.standing or rich.effort - poor.effort < again.steps / 2:
+        gap = round(rich.effort - poor.effort)
+        if not poor.standing or gap < NEARLY:
             return
+        restarts = max(1, gap // LONGEST)
+        again = APGD(steps=min(gap, LONGEST), restarts=restarts, loss="margin")
         poor.run(EVEN, poor.best, again, seed=seed + number)
 
 
