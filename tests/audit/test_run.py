@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD, PGD
-from lipforge.audit import Plan, audit
+from lipforge.audit import Plan, audit, audit_plan
 from lipforge.data import load_data
 from lipforge.errors import InputError, RunError, SiteError
+from lipforge.evaluation.identity import attack_text
 from lipforge.forge import forge_, set_ratio_
 from lipforge.models import load_model
 from lipforge.runs import RunDir
@@ -184,6 +185,16 @@ def test_a_run_needs_to_be_told_what_a_function_is(tmp_path):
     audit(base, first, data, THREAT, plan=QUICK, run=run, identity={"candidate": "first"})
     with pytest.raises(RunError, match="identity"):
         audit(base, second, data, THREAT, plan=QUICK, run=run, identity={"candidate": "second"})
+
+
+def test_the_plan_that_comes_by_itself_is_for_the_classes_of_the_model(tmp_path):
+    """With labels of one class only, a plan for so few classes would leave out dlr and all targets but one."""
+    model, (x, y) = small()
+    wrong = (y[:1] == 0).long()
+    audit(model, (x[:1], wrong), THREAT, run=RunDir.open(tmp_path))
+    config = (tmp_path / "shards" / "audit__linf-2over255" / "config.json").read_text()
+    assert "dlr" in attack_text(audit_plan(classes=10).adaptive)
+    assert attack_text(audit_plan(classes=10).adaptive) in config
 
 
 def test_wrong_use_is_explained():

@@ -3,9 +3,10 @@ import torch
 from torch import nn
 
 from lipforge.audit.stages import OTHER, OWN
-from lipforge.audit.subjects import borrow, forged_pair, in_double, pair_of
+from lipforge.audit.subjects import borrow, classes_of, forged_pair, in_double, pair_of
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge import forge_
+from lipforge.pairs import as_data
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -75,6 +76,12 @@ def test_a_surrogate_may_not_be_named_like_an_outcome(name):
     base = seeded(ResidualNet)
     with pytest.raises(InputError, match=f"'{name}' is taken"):
         pair_of(base, base, {name: base})
+
+
+def test_classes_are_the_models_and_not_those_that_occur_among_the_labels(model):
+    data = as_data((images(2), torch.tensor([0, 1])))
+    assert classes_of(model, data) == 10
+    assert data.classes == 2
 
 
 def test_a_copy_in_float64_computes_the_same_to_more_places(model):

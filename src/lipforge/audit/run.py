@@ -12,7 +12,7 @@ from lipforge.audit.measure import measure
 from lipforge.audit.plan import Plan, audit_plan
 from lipforge.audit.portfolio import run_portfolio
 from lipforge.audit.report import AuditReport
-from lipforge.audit.subjects import Pair, forged_pair, pair_of
+from lipforge.audit.subjects import Pair, classes_of, forged_pair, pair_of
 from lipforge.batching import ImageData, check_images
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
@@ -77,7 +77,7 @@ def audit(
     """
     pair, data, threat = _subject(subject, surrogates)
     source = as_data(data)
-    plan = plan if plan is not None else audit_plan(classes=source.classes)
+    plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, source))
     config = {"lipforge": lipforge_version(), **_models(pair, identity or {}, in_run=run is not None)}
     config |= _config(source, threat, plan)
     task = open_task(run, f"audit__{_slug(threat)}", config, len(source), plan.shard_size)

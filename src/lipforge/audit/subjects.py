@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from lipforge.attacks.queries import logits_of
 from lipforge.audit.stages import OTHER, OWN, RESERVED
-from lipforge.batching import check_eval, device_of
+from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
 from lipforge.types import Classifier
@@ -97,6 +98,14 @@ def borrow(judge: Classifier, source: Classifier) -> Classifier:
         return logits + (lent - lent.detach())
 
     return borrowed
+
+
+@torch.no_grad()
+def classes_of(classifier: Classifier, data: ImageData) -> int:
+    """How many classes the classifier knows, from its logits for the first image: labels may not name them all."""
+    x, _ = data.batch([0])
+    device = device_of(classifier) if isinstance(classifier, nn.Module) else x.device
+    return logits_of(classifier, x.to(device)).shape[1]
 
 
 def in_double(classifier: Classifier) -> nn.Module | None:

@@ -7,6 +7,7 @@ import typer
 from torch import nn
 
 from lipforge.audit import AuditReport, audit, audit_plan
+from lipforge.audit.subjects import classes_of
 from lipforge.batching import ImageData
 from lipforge.cli import options
 from lipforge.cli.output import print_json, results, table
@@ -74,13 +75,13 @@ def audit_command(
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
         images = options.open_data(data, limit, seed, root, folder)
-        plan = audit_plan(
-            version, classes=images.classes, square=square, margin=share, seed=attack_seed, shard_size=shard_size
-        )
         base, other, name = _subjects(model, candidate, recipe, ratio, weights, candidate_weights, weights_dir)
         kept = None if run is None else RunDir.open(run)
         found: ImageData = images
-        base.to(where)
+        classes = classes_of(base.to(where), found)
+        plan = audit_plan(
+            version, classes=classes, square=square, margin=share, seed=attack_seed, shard_size=shard_size
+        )
         if other is None:
             report = audit(base, found, threat, plan=plan, run=kept, name=name)
         else:
