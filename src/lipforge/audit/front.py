@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lipforge.attacks import Attack, square_notes
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
-from lipforge.audit.stages import PLAIN
+from lipforge.audit.stages import LONGER, PLAIN
 from lipforge.audit.subjects import Side
 from lipforge.types import Classifier, Threat
 
@@ -26,10 +26,11 @@ class Front:
     images: Tensor
     watch: Callable[[str], None]
     outcome: list[str] = field(default_factory=list)
-    notes: tuple[str, ...] = ()
+    notes: list[tuple[str, str]] = field(default_factory=list)
     forwards: int = 0
     square: int = 0
     gradients: dict[str, int] = field(default_factory=dict)
+    given_up: dict[str, set[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.backwards = torch.zeros(len(self.x), dtype=torch.int64)
@@ -64,11 +65,12 @@ class Front:
         self.forwards += int(result.forwards.sum())
         self.backwards[places] += result.backwards.cpu()
         self.gradients[stage] = self.gradients.get(stage, 0) + int(result.backwards.sum())
+        self.given_up[stage] = {place for place, early in zip(places, result.given_up.tolist(), strict=True) if early}
+        # What Square broke is judged on all images together; in a shard one image is already a percent.
+        alone = square_notes(result.stages, len(places)) if stage == PLAIN else []
+        self.notes += [(stage, note) for note in result.notes if note not in alone]
         if stage == PLAIN:
             self.square = sum(outcome.startswith("square") for outcome in result.outcome)
-            # What Square broke is judged on all images together; in a shard one image is already a percent.
-            alone = square_notes(result.stages, len(places))
-            self.notes = tuple(note for note in result.notes if note not in alone)
         for place, outcome in zip(places, result.outcome, strict=True):
             if outcome != ROBUST:
                 self.outcome[place] = stage
@@ -80,10 +82,18 @@ class Front:
         return right
 
     def sheet(self) -> dict[str, Any]:
-        """What the report needs of this side, ready for JSON."""
+        """What the report needs of this side, ready for JSON.
+
+        `given_up` counts by stage the images that stand at the end and that the stage gave up before its last attack;
+        `unpursued` counts those that every view gave up, the plain attack among them.
+        """
+        standing = set(self.standing)
+        views = [self.given_up.get(stage, set()) for stage in (PLAIN, *self.side.surrogates, LONGER)]
         return {
             "outcome": self.outcome,
-            "notes": list(self.notes),
+            "notes": self.notes,
+            "given_up": {stage: len(places & standing) for stage, places in self.given_up.items()},
+            "unpursued": len(standing.intersection(*views)),
             "square": self.square,
             "forwards": self.forwards,
             "backwards": self.backwards.tolist(),

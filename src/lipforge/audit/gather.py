@@ -1,5 +1,6 @@
 """From the shards of an audit to its report."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,8 @@ from lipforge.audit.stages import CLEAN, PLAIN, stage_names
 from lipforge.audit.verdict import decide
 from lipforge.evaluation.compare import paired
 from lipforge.runs import RunDir
+
+COUNTED = re.compile(r"(\d+) of (\d+)( images .*)", re.DOTALL)
 
 
 def gather(
@@ -42,8 +45,12 @@ def gather(
         candidate_effort=_effort(shards, "candidate"),
         base_outcome=tuple(base),
         candidate_outcome=tuple(candidate),
-        notes=tuple(dict.fromkeys(f"base: {note}" for note in _joined(shards, "base", "notes"))),
+        notes=tuple(
+            f"{side}, {stage}: {note}" for side in ("base", "candidate") for stage, note in _notes(shards, side)
+        ),
         seconds=sum(shard["seconds"] for shard in shards),
+        base_given_up=sum(shard["base"]["unpursued"] for shard in shards),
+        candidate_given_up=sum(shard["candidate"]["unpursued"] for shard in shards),
         **about,
     )
 
@@ -59,7 +66,9 @@ def _checks(
     return (
         *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
         checks.even_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
-        checks.autoattack_flags(_joined(shards, "candidate", "notes"), square, len(plain)),
+        checks.autoattack_flags(
+            [note for stage, note in _notes(shards, "candidate") if stage == PLAIN], square, len(plain)
+        ),
         checks.precision(precision),
         checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
     )
@@ -71,8 +80,12 @@ def _rows(
     rows = []
     for last, name in enumerate([CLEAN, *stages]):
         left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
-        spent = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in ("base", "candidate"))
-        rows.append(AuditRow(name, left, right, (right - left) / len(base), *spent))
+        counts = (
+            sum(shard[side][key].get(name, 0) for shard in shards)
+            for key in ("gradients", "given_up")
+            for side in ("base", "candidate")
+        )
+        rows.append(AuditRow(name, left, right, (right - left) / len(base), *counts))
     return tuple(rows)
 
 
@@ -97,6 +110,18 @@ def _spent(sheet: Mapping[str, Any]) -> tuple[int, float]:
     pairs = zip(sheet["backwards"], sheet["outcome"], strict=True)
     found = [count for count, word in pairs if word == ROBUST]
     return len(found), sum(found) / len(found) if found else 0.0
+
+
+def _notes(shards: Sequence[Mapping[str, Any]], side: str) -> list[tuple[str, str]]:
+    """Stage and note, each once; notes of several shards that differ only in "n of m images" become one, added up."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for stage, note in _joined(shards, side, "notes"):
+        counted = COUNTED.match(note)
+        key = (stage, counted[3] if counted else note)
+        part, whole = (int(counted[1]), int(counted[2])) if counted else (0, 0)
+        before = found.get(key, (0, 0))
+        found[key] = (before[0] + part, before[1] + whole)
+    return [(stage, f"{part} of {whole}{note}" if whole else note) for (stage, note), (part, whole) in found.items()]
 
 
 def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:
