@@ -1,13 +1,14 @@
 """The images that decide, once more in float64: a verdict must not be one of rounding."""
 
 import torch
+from torch import nn
 
 from lipforge.attacks import APGD
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit.front import Front
 from lipforge.audit.refine import Refine
 from lipforge.audit.stages import DOUBLE
-from lipforge.audit.subjects import in_double
+from lipforge.audit.subjects import borrow, in_double
 from lipforge.types import Classifier
 
 
@@ -27,7 +28,7 @@ def decide_in_double(base: Front, candidate: Front, seed: int) -> dict[str, int]
             continue
         fallen = [place for place in places if front.outcome[place] not in (ROBUST, MISCLASSIFIED)]
         flips += sum(_right(model, front, fallen))
-        broken += _break_in_double(front, [place for place in places if front.outcome[place] == ROBUST], seed)
+        broken += _break_in_double(front, model, [place for place in places if front.outcome[place] == ROBUST], seed)
     return {"decide": len(places), "flips": flips, "broken": broken}
 
 
@@ -39,11 +40,21 @@ def _right(model: Classifier, front: Front, places: list[int]) -> list[bool]:
     return found
 
 
-def _break_in_double(front: Front, places: list[int], seed: int) -> int:
-    """How many standing images a float64 attack finds a point for that also fools the float32 classifier."""
+def _best_in_double(front: Front, model: nn.Module) -> Classifier:
+    """The best view in float64; `model`, the side's own classifier in float64, if its source is no module."""
     view = in_double(front.best)
-    if view is None or not places:
+    if view is not None:
+        return view
+    # A borrowed gradient is a function, which cannot be converted; what it is made of can.
+    source = in_double(front.side.sources[front.best_name])
+    return model if source is None else borrow(model, source)
+
+
+def _break_in_double(front: Front, model: nn.Module, places: list[int], seed: int) -> int:
+    """How many standing images a float64 attack finds a point for that also fools the float32 classifier."""
+    if not places:
         return 0
+    view = _best_in_double(front, model)
     at = torch.tensor(places, device=front.x.device)
     result = APGD(steps=20, loss="margin").run(
         view, front.x[at].double(), front.y[at], threat=front.threat, seed=seed, sample_ids=front.ids[at]

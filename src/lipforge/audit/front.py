@@ -48,10 +48,14 @@ class Front:
         return float(self.backwards[self.standing].double().mean()) if self.standing else 0.0
 
     @property
+    def best_name(self) -> str:
+        """The view whose gradients broke most here so far; the first of equals."""
+        return max(self.side.surrogates, key=self.outcome.count)
+
+    @property
     def best(self) -> Classifier:
-        """The view whose gradients broke most here so far, for the attacks that use only one; the first of equals."""
-        views = self.side.surrogates
-        return views[max(views, key=self.outcome.count)]
+        """That view itself, for the attacks that use only one."""
+        return self.side.surrogates[self.best_name]
 
     def run(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
         """Attack what stands; a success counts only if the side's own classifier confirms it."""
