@@ -9,7 +9,7 @@ from torch import nn
 from lipforge.attacks import APGD, PGD
 from lipforge.audit import Plan, audit, audit_plan
 from lipforge.data import load_data
-from lipforge.errors import InputError, RunError, SiteError
+from lipforge.errors import InputError, ModelError, RunError, SiteError
 from lipforge.evaluation.identity import attack_text
 from lipforge.forge import forge_, set_ratio_
 from lipforge.models import load_model
@@ -195,6 +195,20 @@ def test_the_plan_that_comes_by_itself_is_for_the_classes_of_the_model(tmp_path)
     config = (tmp_path / "shards" / "audit__linf-2over255" / "config.json").read_text()
     assert "dlr" in attack_text(audit_plan(classes=10).adaptive)
     assert attack_text(audit_plan(classes=10).adaptive) in config
+
+
+def test_labels_that_the_model_does_not_know_are_an_error_not_a_verdict():
+    model, (x, y) = small()
+    with pytest.raises(InputError, match=r"labels must lie in \[0, 10\)"):
+        audit(model, (x[:2], y[:2] + 100), THREAT, plan=QUICK)
+
+
+def test_a_candidate_that_gives_nan_is_an_error_not_harmful():
+    _, (x, y) = small()
+    broken = seeded(ResidualNet, 1)
+    torch.nn.init.constant_(broken.head.weight, torch.nan)
+    with pytest.raises(ModelError, match="NaN or infinite logits"):
+        audit(seeded(ResidualNet), broken, (x[:2], y[:2]), THREAT, plan=QUICK)
 
 
 def test_wrong_use_is_explained():

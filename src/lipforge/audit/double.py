@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD
+from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit.front import Front
 from lipforge.audit.refine import Refine
@@ -35,8 +36,7 @@ def decide_in_double(base: Front, candidate: Front, seed: int) -> dict[str, int]
 def _right(model: Classifier, front: Front, places: list[int]) -> list[bool]:
     if not places:
         return []
-    with torch.no_grad():
-        found: list[bool] = (model(front.images[places].double()).argmax(dim=1) == front.y[places]).tolist()
+    found: list[bool] = (~is_fooled(model, front.images[places].double(), front.y[places])).tolist()
     return found
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks import Attack, square_notes
+from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit.stages import LONGER, PLAIN
 from lipforge.audit.subjects import Side
@@ -79,10 +80,9 @@ class Front:
             if outcome != ROBUST:
                 self.outcome[place] = stage
 
-    @torch.no_grad()
     def judge(self, images: Tensor) -> list[bool]:
-        """Which images (N,) the side's classifier gets right."""
-        right: list[bool] = (self.side.classifier(images).argmax(dim=1) == self.y).tolist()
+        """Which images (N,) the side's classifier gets right; labels that it does not know and NaN are errors."""
+        right: list[bool] = (~is_fooled(self.side.classifier, images, self.y)).tolist()
         return right
 
     def sheet(self) -> dict[str, Any]:
