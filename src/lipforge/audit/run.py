@@ -93,6 +93,8 @@ def audit(
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
     if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
         raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
+    if subject[-1].norm == "l1":
+        raise InputError("audit knows the norms linf and l2, got l1: several of its attacks have no l1 form")
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:
