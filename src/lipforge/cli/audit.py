@@ -143,16 +143,20 @@ def _check_published(source: str, model: str | None, json: bool) -> None:
 def _show_published(found: TableAudit) -> None:
     broken = sum(rule.broken > 0 for rule in found.rules)
     count = len(found.findings)
+    idle = len(found.rules) - found.applied
+    rules = f"{found.applied} rules" + (f" ({idle} more had nothing to compare)" if idle else "")
     results.print(
-        f"{count} findings in {found.numbers} published numbers, which break {broken} of {len(found.rules)} rules"
+        f"{count} findings in {found.numbers} published numbers, which break {broken} of {rules}"
         if count
-        else f"{found.numbers} published numbers break none of {len(found.rules)} rules",
+        else f"{found.numbers} published numbers break none of {rules}",
         soft_wrap=True,
     )
+    if found.unknown:
+        results.print(f"not checked, as no rule knows the attack: {', '.join(found.unknown)}", soft_wrap=True)
     if count:
         columns = {"rule": "left", "table": "left", "where": "left", "eps": "right", "evidence": "left"}
         rows = [[item.rule, item.table, item.where, item.eps, item.evidence] for item in found.findings]
         results.print(table("numbers that break a rule", columns, rows))
-    rules = [[rule.name, f"{rule.broken} of {rule.checked}", rule.text] for rule in found.rules]
+    listed = [[rule.name, f"{rule.broken} of {rule.checked}", rule.text] for rule in found.rules]
     columns = {"rule": "left", "broken": "right", "what it says (accuracies in percent)": "left"}
-    results.print(table("rules", columns, rules))
+    results.print(table("rules", columns, listed))
