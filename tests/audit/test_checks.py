@@ -99,3 +99,15 @@ def test_certificates_are_compared_where_a_run_has_both():
     assert checks.smoothing([base, certificate("forged", (0.7, 0.3))]).passed is False
     assert checks.smoothing([base]).passed is None
     assert checks.smoothing([base, certificate("forged", (0.6, 0.5), sigma=0.5)]).passed is None
+
+
+def test_an_uneven_end_is_a_doubt_and_shards_weigh_alike():
+    failed = checks.even_effort([(10, 539.0, 12, 2075.0)])
+    assert failed.passed is False
+    assert failed.evidence == "base 539, candidate 2075"
+    assert checks.even_effort([(10, 1000.0, 10, 901.0)]).passed
+    assert checks.even_effort([(10, 1000.0, 10, 899.0)]).passed is False
+    assert checks.even_effort([(10, 30.0, 10, 12.0)]).passed
+    # Even in each shard, though the plain means are 583 and 917.
+    assert checks.even_effort([(50, 500.0, 10, 500.0), (10, 1000.0, 50, 1000.0)]).passed
+    assert checks.even_effort([(0, 0.0, 5, 100.0)]).passed is None

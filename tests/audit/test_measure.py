@@ -5,6 +5,7 @@ from lipforge.attacks import PGD
 from lipforge.audit import Plan
 from lipforge.audit.measure import measure, radii
 from lipforge.audit.subjects import pair_of
+from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
 
 PLAN = Plan(plain=PGD(), adaptive=PGD(), longer=PGD(), check_queries=5)
@@ -46,6 +47,15 @@ def test_a_gradient_of_zero_is_counted_and_beats_nothing():
     assert found["zero_gradients"] == [4, 64, 64]
     assert found["directions"] != [True] * 4
     assert found["fgsm"] == [True, True, True, False]
+
+
+@pytest.mark.parametrize(
+    ("classifier", "label", "error"), [(line, 7, InputError), (lambda x: line(x) * torch.nan, 0, ModelError)]
+)
+def test_unknown_labels_and_nan_are_errors_in_the_checklist_too(classifier, label, error):
+    x, threat = torch.full((1, 1, 4, 4), 0.6), Threat("linf", 0.1)
+    with pytest.raises(error):
+        measure(pair_of(line, classifier), x, torch.tensor([label]), torch.arange(1), threat=threat, plan=PLAN)
 
 
 def test_two_classifiers_that_are_not_one_forged_model_have_no_weight_variant():

@@ -7,9 +7,10 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD, PGD
-from lipforge.audit import Plan, audit
+from lipforge.audit import Plan, audit, audit_plan
 from lipforge.data import load_data
-from lipforge.errors import InputError, RunError, SiteError
+from lipforge.errors import InputError, ModelError, RunError, SiteError
+from lipforge.evaluation.identity import attack_text
 from lipforge.forge import forge_, set_ratio_
 from lipforge.models import load_model
 from lipforge.runs import RunDir
@@ -125,7 +126,7 @@ def test_both_sides_get_as_many_gradients_per_image_that_stands():
 
 
 def test_every_check_is_there_with_its_evidence(report):
-    assert len(report.checks) == 11
+    assert len(report.checks) == 12
     assert all(check.evidence for check in report.checks)
     assert [check.name for check in report.checks if check.passed is False] == [
         doubt.split(": no; ")[0] for doubt in report.doubts
@@ -163,10 +164,59 @@ def test_a_run_of_another_ratio_is_refused(tmp_path):
         audit(model, few, THREAT, plan=QUICK, run=RunDir.open(tmp_path))
 
 
+def test_a_run_with_another_surrogate_of_the_same_name_is_refused(tmp_path):
+    base, candidate, run = seeded(ResidualNet), seeded(ResidualNet, 1), RunDir.open(tmp_path)
+    x = images(1)
+    data = (x, candidate(x).argmax(dim=1))
+    audit(base, candidate, data, THREAT, plan=QUICK, run=run, surrogates={"mine": seeded(ResidualNet, 2)})
+    with pytest.raises(RunError, match="surrogates"):
+        audit(base, candidate, data, THREAT, plan=QUICK, run=run, surrogates={"mine": seeded(ResidualNet, 3)})
+
+
+def test_a_run_needs_to_be_told_what_a_function_is(tmp_path):
+    """Two functions may have one name."""
+    base, run, x = seeded(ResidualNet), RunDir.open(tmp_path), images(1)
+    data = (x, base(x).argmax(dim=1))
+    first, second = (seeded(ResidualNet, seed).forward for seed in (1, 2))
+    with pytest.raises(InputError, match="it is needed for candidate"):
+        audit(base, first, data, THREAT, plan=QUICK, run=run)
+    with pytest.raises(InputError, match="needed for mine"):
+        audit(base, base, data, THREAT, plan=QUICK, run=run, surrogates={"mine": first})
+    audit(base, first, data, THREAT, plan=QUICK, run=run, identity={"candidate": "first"})
+    with pytest.raises(RunError, match="identity"):
+        audit(base, second, data, THREAT, plan=QUICK, run=run, identity={"candidate": "second"})
+
+
+def test_the_plan_that_comes_by_itself_is_for_the_classes_of_the_model(tmp_path):
+    """With labels of one class only, a plan for so few classes would leave out dlr and all targets but one."""
+    model, (x, y) = small()
+    wrong = (y[:1] == 0).long()
+    audit(model, (x[:1], wrong), THREAT, run=RunDir.open(tmp_path))
+    config = (tmp_path / "shards" / "audit__linf-2over255" / "config.json").read_text()
+    assert "dlr" in attack_text(audit_plan(classes=10).adaptive)
+    assert attack_text(audit_plan(classes=10).adaptive) in config
+
+
+def test_labels_that_the_model_does_not_know_are_an_error_not_a_verdict():
+    model, (x, y) = small()
+    with pytest.raises(InputError, match=r"labels must lie in \[0, 10\)"):
+        audit(model, (x[:2], y[:2] + 100), THREAT, plan=QUICK)
+
+
+def test_a_candidate_that_gives_nan_is_an_error_not_harmful():
+    _, (x, y) = small()
+    broken = seeded(ResidualNet, 1)
+    torch.nn.init.constant_(broken.head.weight, torch.nan)
+    with pytest.raises(ModelError, match="NaN or infinite logits"):
+        audit(seeded(ResidualNet), broken, (x[:2], y[:2]), THREAT, plan=QUICK)
+
+
 def test_wrong_use_is_explained():
     model, data = small()
     with pytest.raises(InputError, match="audit takes"):
         audit(model, data)  # type: ignore[call-overload]  # the mistake under test
+    with pytest.raises(InputError, match="audit knows the norms linf and l2, got l1"):
+        audit(model, data, Threat("l1", 0.5), plan=QUICK)
     with pytest.raises(InputError, match="surrogates are for"):
         audit(model, data, THREAT, surrogates={})  # type: ignore[call-overload]  # the mistake under test
     with pytest.raises(InputError, match="model must be a forged"):

@@ -2,9 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.audit.subjects import OTHER, OWN, borrow, forged_pair, in_double, pair_of
+from lipforge.audit.stages import OTHER, OWN
+from lipforge.audit.subjects import borrow, classes_of, forged_pair, in_double, pair_of
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge import forge_
+from lipforge.pairs import as_data
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -64,10 +66,22 @@ def test_a_pair_that_cannot_be_audited_is_refused():
         pair_of(base, 3)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(ModelError, match="eval mode"):
         pair_of(base, seeded(ResidualNet).train())
-    with pytest.raises(InputError, match="'own gradients' is taken"):
-        pair_of(base, base, {OWN: base})
     with pytest.raises(SiteError, match="no forged functions"):
         forged_pair(base)
+
+
+@pytest.mark.parametrize("name", ["robust", "misclassified", "clean", "plain", "square", "float64", OWN, OTHER])
+def test_a_surrogate_may_not_be_named_like_an_outcome(name):
+    """An image that a surrogate named "robust" broke would count as robust."""
+    base = seeded(ResidualNet)
+    with pytest.raises(InputError, match=f"'{name}' is taken"):
+        pair_of(base, base, {name: base})
+
+
+def test_classes_are_the_models_and_not_those_that_occur_among_the_labels(model):
+    data = as_data((images(2), torch.tensor([0, 1])))
+    assert classes_of(model, data) == 10
+    assert data.classes == 2
 
 
 def test_a_copy_in_float64_computes_the_same_to_more_places(model):

@@ -36,7 +36,24 @@ def test_a_table_without_breaks_ends_with_0(run, tmp_path):
     )
     ended = run("audit", "--table", "mine.csv")
     assert ended.code == 0
-    assert ended.out.startswith("2 published numbers break none of 10 rules")
+    assert ended.out.startswith("2 published numbers break none of 1 rules (9 more had nothing to compare)")
+
+
+def test_attacks_that_no_rule_knows_are_named_and_no_clean_bill_is_given_for_them_alone(run, tmp_path):
+    head = "table,dataset,model,variant,ratio,attack,eps,accuracy\n"
+    odd = "1,cifar10,net,,0,MIM,8/255,50\n1,cifar10,net,,0,one-pixel,8/255,45\n"
+    (tmp_path / "odd.csv").write_text(head + odd)
+    ended = run("audit", "--table", "odd.csv")
+    assert ended.code == 2
+    assert "odd.csv has nothing that a rule could check" in ended.err
+    assert "MIM, one-pixel" in ended.err
+    (tmp_path / "mixed.csv").write_text(
+        head + odd + "1,cifar10,net,,0,pgd-20,8/255,45\n1,cifar10,net,,0,AutoAttack,8/255,48\n"
+    )
+    ended = run("audit", "--table", "mixed.csv")
+    assert ended.code == 1
+    assert "not checked, as no rule knows the attack: MIM, one-pixel" in ended.out
+    assert "AutoAttack 48.00 is 3.00 above pgd-20 45.00" in ended.out
 
 
 def test_a_forged_model_is_audited_and_the_result_kept(run, tmp_path, spec):

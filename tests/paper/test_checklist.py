@@ -53,7 +53,8 @@ def test_pgd_must_not_rise_with_the_radius_and_must_end_at_zero():
 
 
 def test_fgsm_may_rise_with_the_radius():
-    assert broken(row("FGSM", 18.8, eps="64/255"), row("FGSM", 19.0, eps="96/255")) == []
+    steps = row("PGD", 0.5, eps="96/255")
+    assert broken(row("FGSM", 18.8, eps="64/255"), row("FGSM", 19.0, eps="96/255"), steps) == []
 
 
 def test_a_bend_that_the_next_radius_shares_is_a_trend_and_a_lonely_one_is_not():
@@ -83,6 +84,33 @@ def test_the_base_models_own_gap_is_no_reason_for_doubt():
 def test_two_values_of_one_quantity_conflict():
     assert broken(row("AA", 50.0, table="1"), row("AA", 50.0, table="2")) == []
     assert broken(row("AA", 50.0, table="1"), row("AA", 50.1, table="2")) == ["conflict"]
+
+
+@pytest.mark.parametrize("name", ["PGD-20", "pgd20", "PGD 20", "pgd_20", "PGD^20", "PGD-50-10", "PGD"])
+def test_pgd_is_known_by_its_usual_names(name):
+    assert broken(row("fgsm", 50.0), row(name, 50.01)) == ["one step"]
+
+
+@pytest.mark.parametrize("name", ["AutoAttack", "auto-attack", "Auto Attack", "aa", "AA (standard)"])
+def test_autoattack_is_known_by_its_usual_names(name):
+    assert broken(row("C&W", 50.0), row(name, 52.01)) == ["aa-cw"]
+
+
+def test_two_numbers_of_steps_are_two_quantities():
+    """Neither a conflict nor one sweep: PGD with 10 steps may leave more at a larger radius than PGD with 100."""
+    weak = [row("PGD-10", 46.0, eps="16/255"), row("PGD-10", 47.0, eps="8/255")]
+    assert broken(*weak, row("PGD-100", 45.0, eps="8/255"), row("FGSM", 50.0)) == []
+    assert broken(*weak, row("PGD-100", 45.0, eps="8/255"), row("FGSM", 46.0)) == ["one step"]
+
+
+def test_numbers_that_no_rule_can_check_get_no_clean_bill():
+    with pytest.raises(InputError, match=r"test has nothing that a rule could check.*found MIM, PGD-20"):
+        check_table([row("MIM", 50.0), row("PGD-20", 40.0)], source="test")
+
+
+def test_unknown_attacks_are_named_and_only_rules_with_numbers_count():
+    found = check_table([row("MIM", 50.0), row("PGD-20", 40.0), row("FGSM", 45.0)], source="test")
+    assert (found.unknown, found.applied) == (("MIM",), 1)
 
 
 def test_no_numbers_are_an_error():

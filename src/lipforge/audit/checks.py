@@ -14,6 +14,11 @@ ALONE = 0.005
 ALONG = 0.9
 """Share of images on which the gradient must beat random directions."""
 
+UNEVEN = 0.1
+"""Share of the gradients by which one side may have had fewer."""
+FEW = 20
+"""Gradients that one side may have had more whatever the share: the float64 attack on the images that decide."""
+
 
 def checklist(measured: Mapping[str, Any], plain: Sequence[bool], transfer: Sequence[bool]) -> tuple[Check, ...]:
     """The checks on the first images, from their measurements.
@@ -97,6 +102,23 @@ def zero_gradients(counts: Sequence[int], count: int) -> Check:
     images, entries, size = counts
     text = f"{images} of {count} images have a gradient of exactly 0; {100 * entries / max(size, 1):.2f} % of entries"
     return Check("no input gradient is exactly 0", images == 0, text)
+
+
+def even_effort(spent: Sequence[tuple[int, float, int, float]]) -> Check:
+    """Both sides must have had as many gradients per image that stands, on all images.
+
+    `spent` has for each shard the images that stand on the base and their mean gradients, then the candidate's. Shards
+    weigh the same on both sides, so that a shard in which only one side still has images does not count.
+    """
+    name = "both sides had as many gradients per image that stands"
+    weights = [min(base, candidate) for base, _, candidate, _ in spent]
+    if not any(weights):
+        return Check(name, None, "no images stand on both sides")
+    base, candidate = (
+        sum(weight * shard[at] for weight, shard in zip(weights, spent, strict=True)) / sum(weights) for at in (1, 3)
+    )
+    even = abs(base - candidate) <= max(UNEVEN * max(base, candidate), FEW)
+    return Check(name, even, f"base {base:.0f}, candidate {candidate:.0f}")
 
 
 def autoattack_flags(notes: Sequence[str], square: int, count: int) -> Check:

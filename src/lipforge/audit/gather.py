@@ -1,16 +1,19 @@
 """From the shards of an audit to its report."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit import checks
 from lipforge.audit.plan import Plan
-from lipforge.audit.portfolio import PLAIN, stage_names
 from lipforge.audit.report import AuditReport, AuditRow, Check, Effort
+from lipforge.audit.stages import CLEAN, PLAIN, stage_names
 from lipforge.audit.verdict import decide
 from lipforge.evaluation.compare import paired
 from lipforge.runs import RunDir
+
+COUNTED = re.compile(r"(\d+) of (\d+)( images .*)", re.DOTALL)
 
 
 def gather(
@@ -42,8 +45,12 @@ def gather(
         candidate_effort=_effort(shards, "candidate"),
         base_outcome=tuple(base),
         candidate_outcome=tuple(candidate),
-        notes=tuple(dict.fromkeys(f"base: {note}" for note in _joined(shards, "base", "notes"))),
+        notes=tuple(
+            f"{side}, {stage}: {note}" for side in ("base", "candidate") for stage, note in _notes(shards, side)
+        ),
         seconds=sum(shard["seconds"] for shard in shards),
+        base_given_up=sum(shard["base"]["unpursued"] for shard in shards),
+        candidate_given_up=sum(shard["candidate"]["unpursued"] for shard in shards),
         **about,
     )
 
@@ -58,7 +65,10 @@ def _checks(
     certificates = [run.read_result(name) for name in run.results()] if run is not None else []
     return (
         *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
-        checks.autoattack_flags(_joined(shards, "candidate", "notes"), square, len(plain)),
+        checks.even_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
+        checks.autoattack_flags(
+            [note for stage, note in _notes(shards, "candidate") if stage == PLAIN], square, len(plain)
+        ),
         checks.precision(precision),
         checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
     )
@@ -68,10 +78,14 @@ def _rows(
     base: list[str], candidate: list[str], stages: list[str], shards: Sequence[Mapping[str, Any]]
 ) -> tuple[AuditRow, ...]:
     rows = []
-    for last, name in enumerate(["clean", *stages]):
+    for last, name in enumerate([CLEAN, *stages]):
         left, right = (sum(_left(outcome, stages[:last])) for outcome in (base, candidate))
-        spent = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in ("base", "candidate"))
-        rows.append(AuditRow(name, left, right, (right - left) / len(base), *spent))
+        counts = (
+            sum(shard[side][key].get(name, 0) for shard in shards)
+            for key in ("gradients", "given_up")
+            for side in ("base", "candidate")
+        )
+        rows.append(AuditRow(name, left, right, (right - left) / len(base), *counts))
     return tuple(rows)
 
 
@@ -81,10 +95,33 @@ def _left(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
 
 
 def _effort(shards: Sequence[Mapping[str, Any]], side: str) -> Effort:
-    backwards, outcome = _joined(shards, side, "backwards"), _joined(shards, side, "outcome")
-    spent = [count for count, word in zip(backwards, outcome, strict=True) if word == ROBUST]
-    forwards = sum(shard[side]["forwards"] for shard in shards)
-    return Effort(forwards, sum(backwards), sum(spent) / len(spent) if spent else 0.0)
+    sheets = [shard[side] for shard in shards]
+    spent = [_spent(sheet) for sheet in sheets]
+    standing, total = sum(count for count, _ in spent), sum(count * mean for count, mean in spent)
+    return Effort(
+        sum(sheet["forwards"] for sheet in sheets),
+        sum(_joined(shards, side, "backwards")),
+        total / standing if standing else 0.0,
+    )
+
+
+def _spent(sheet: Mapping[str, Any]) -> tuple[int, float]:
+    """How many images of a shard stand, and how many gradients each of them took on average."""
+    pairs = zip(sheet["backwards"], sheet["outcome"], strict=True)
+    found = [count for count, word in pairs if word == ROBUST]
+    return len(found), sum(found) / len(found) if found else 0.0
+
+
+def _notes(shards: Sequence[Mapping[str, Any]], side: str) -> list[tuple[str, str]]:
+    """Stage and note, each once; notes of several shards that differ only in "n of m images" become one, added up."""
+    found: dict[tuple[str, str], tuple[int, int]] = {}
+    for stage, note in _joined(shards, side, "notes"):
+        counted = COUNTED.match(note)
+        key = (stage, counted[3] if counted else note)
+        part, whole = (int(counted[1]), int(counted[2])) if counted else (0, 0)
+        before = found.get(key, (0, 0))
+        found[key] = (before[0] + part, before[1] + whole)
+    return [(stage, f"{part} of {whole}{note}" if whole else note) for (stage, note), (part, whole) in found.items()]
 
 
 def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin
 from lipforge.attacks.norms import project, steepest_step
+from lipforge.attacks.queries import is_fooled
 from lipforge.audit.plan import Plan
 from lipforge.audit.subjects import Pair
 from lipforge.errors import SiteError
@@ -65,8 +66,7 @@ def _stands(
     classifier: Classifier, attack: Attack, x: Tensor, y: Tensor, ids: Tensor, threat: Threat, seed: int
 ) -> list[bool]:
     """Which images are right as they are, and after the attack."""
-    with torch.no_grad():
-        right = classifier(x).argmax(dim=1) == y
+    right = ~is_fooled(classifier, x, y)
     standing = right.clone()
     if right.any():
         result = attack.run(classifier, x[right], y[right], threat=threat, seed=seed, sample_ids=ids[right])

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from lipforge.attacks.trial import ROBUST
 from lipforge.audit.verdict import Verdict
 from lipforge.evaluation.compare import Comparison
 
@@ -17,7 +18,11 @@ class Check:
 
 @dataclass(frozen=True)
 class AuditRow:
-    """How many images stand after this attack and all above it, the difference of the shares, and the gradients."""
+    """How many images stand after this attack and all above it, the difference of the shares, and the gradients.
+
+    `base_given_up` and `candidate_given_up` count images that stand at the end and that this attack left early, because
+    they were far from falling.
+    """
 
     attack: str
     base: int
@@ -25,6 +30,8 @@ class AuditRow:
     difference: float
     base_gradients: int
     candidate_gradients: int
+    base_given_up: int = 0
+    candidate_given_up: int = 0
 
 
 @dataclass(frozen=True)
@@ -42,6 +49,7 @@ class AuditReport:
 
     `plain` and `union` compare the two image by image, under the plain attack and under all attacks together; the
     verdict is about `union`. `outcome` has for each image the attack that broke it, "robust" or "misclassified".
+    `base_given_up` and `candidate_given_up` count the images that stand and that every view gave up early.
     """
 
     verdict: Verdict
@@ -68,6 +76,8 @@ class AuditReport:
     candidate_outcome: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: float
+    base_given_up: int = 0
+    candidate_given_up: int = 0
 
     @property
     def exit_code(self) -> int:
@@ -90,9 +100,19 @@ class AuditReport:
             f"gradients per image that stands at the end: base {self.base_effort.per_standing:.0f}, "
             f"candidate {self.candidate_effort.per_standing:.0f}"
         )
-        lines.append("")
+        lines += [*self._given_up(), ""]
         for check in self.checks:
             mark = {True: "pass", False: "FAIL", None: "-"}[check.passed]
             lines.append(f"{mark:<4}  {check.name}: {check.evidence}")
         lines += [f"note: {note}" for note in self.notes]
         return "\n".join(lines)
+
+    def _given_up(self) -> list[str]:
+        sides = (
+            ("base", self.base_given_up, self.base_outcome),
+            ("candidate", self.candidate_given_up, self.candidate_outcome),
+        )
+        if not any(count for _, count, _ in sides):
+            return []
+        counts = (f"{name} {count} of {outcome.count(ROBUST)}" for name, count, outcome in sides)
+        return [f"images that stand and were given up early in every view: {', '.join(counts)}"]

@@ -12,13 +12,14 @@ from lipforge.audit.measure import measure
 from lipforge.audit.plan import Plan, audit_plan
 from lipforge.audit.portfolio import run_portfolio
 from lipforge.audit.report import AuditReport
-from lipforge.audit.subjects import Pair, forged_pair, pair_of
+from lipforge.audit.subjects import Pair, classes_of, forged_pair, pair_of
 from lipforge.batching import ImageData, check_images
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.environment import lipforge_version
 from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Classifier, Threat
 
@@ -35,6 +36,7 @@ def audit(
     plan: Plan | None = None,
     run: RunDir | None = None,
     name: str = "",
+    identity: Mapping[str, Any] | None = None,
     show: bool | None = None,
 ) -> AuditReport: ...
 
@@ -51,6 +53,7 @@ def audit(
     plan: Plan | None = None,
     run: RunDir | None = None,
     name: str = "",
+    identity: Mapping[str, Any] | None = None,
     show: bool | None = None,
 ) -> AuditReport: ...
 
@@ -61,6 +64,7 @@ def audit(
     plan: Plan | None = None,
     run: RunDir | None = None,
     name: str = "",
+    identity: Mapping[str, Any] | None = None,
     show: bool | None = None,
 ) -> AuditReport:
     """Whether a candidate is harder to fool than its base: one verdict, with the attacks and checks it rests on.
@@ -68,12 +72,14 @@ def audit(
     `audit(model, data, threat)` takes a forged model, against itself without forged functions; its adaptive views come
     by themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
     gradients might get past a defence of the candidate. Both sides face the same attacks, images and random starts.
-    With `run` every shard is kept, so that the same call again resumes and torchrun's ranks share the work.
+    With `run` every shard is kept, so that the same call again resumes and torchrun's ranks share the work. `identity`
+    adds what a resumed call must agree on; a classifier or surrogate that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
     source = as_data(data)
-    plan = plan if plan is not None else audit_plan(classes=source.classes)
-    config = _config(pair, source, threat, plan)
+    plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, source))
+    config = {"lipforge": lipforge_version(), **_models(pair, identity or {}, in_run=run is not None)}
+    config |= _config(source, threat, plan)
     task = open_task(run, f"audit__{_slug(threat)}", config, len(source), plan.shard_size)
     watch = Watch()
     shards = work(task, _shard(pair, source, threat, plan, watch), "audit", status=watch, show=show)
@@ -87,6 +93,8 @@ def audit(
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
     if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
         raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
+    if subject[-1].norm == "l1":
+        raise InputError("audit knows the norms linf and l2, got l1: several of its attacks have no l1 form")
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:
@@ -151,13 +159,29 @@ def _images(source: ImageData, images: range, device: torch.device) -> tuple[Ten
     return x.to(device), y.to(device), torch.tensor(images, device=device)
 
 
-def _config(pair: Pair, source: ImageData, threat: Threat, plan: Plan) -> dict[str, Any]:
-    """Everything that determines the numbers."""
-    settings = {key: value for key, value in vars(plan).items() if key not in ("plain", "adaptive", "longer")}
+def _models(pair: Pair, identity: Mapping[str, Any], *, in_run: bool) -> dict[str, Any]:
+    """What a resumed audit must agree on about its classifiers; a function has only its name, so a run needs more."""
+    sources = pair.candidate.sources
+    named = {"base": pair.base.classifier, "candidate": pair.candidate.classifier, **sources}
+    unknown = [name for name, classifier in named.items() if not isinstance(classifier, nn.Module)]
+    if in_run and unknown and not identity:
+        raise InputError(
+            f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
+            f"so that a run is not resumed with another; it is needed for {', '.join(unknown)}"
+        )
     return {
         "base": model_identity(pair.base.classifier),
         "candidate": model_identity(pair.candidate.classifier),
-        "surrogates": list(pair.candidate.surrogates),
+        # A list: the order in which surrogates are tried changes the numbers.
+        "surrogates": [{"name": name, **model_identity(classifier)} for name, classifier in sources.items()],
+        "identity": dict(identity),
+    }
+
+
+def _config(source: ImageData, threat: Threat, plan: Plan) -> dict[str, Any]:
+    """Everything else that determines the numbers."""
+    settings = {key: value for key, value in vars(plan).items() if key not in ("plain", "adaptive", "longer")}
+    return {
         "data": data_identity(source),
         "threat": {"norm": threat.norm, "eps": threat.eps},
         "plain": attack_text(plan.plain),

@@ -7,20 +7,24 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from lipforge.batching import check_eval, device_of
+from lipforge.attacks.queries import logits_of
+from lipforge.audit.stages import OTHER, OWN, RESERVED
+from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
 from lipforge.types import Classifier
 
-OWN, OTHER = "own gradients", "gradients of the other"
-
 
 @dataclass(frozen=True)
 class Side:
-    """A classifier, and views with its logits but other gradients, by name and in the order to try them."""
+    """A classifier, and views with its logits but other gradients, by name and in the order to try them.
+
+    `sources` are the classifiers whose gradients the views pass on: a view made by `borrow` does not show its source.
+    """
 
     classifier: Classifier
     surrogates: Mapping[str, Classifier] = field(default_factory=dict)
+    sources: Mapping[str, Classifier] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,29 +47,37 @@ class Pair:
 def forged_pair(model: nn.Module) -> Pair:
     """The plain model against the forged one, with an identity and a smooth backward pass through every mask."""
     views = {"identity backward": straight_through(model), "smooth backward": smooth_backward(model)}
-    return _pair(plain(model), forged(model), views, model)
+    return _pair(plain(model), forged(model), views, views, model)
 
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
     """Any two classifiers; `surrogates` give gradients for the candidate, whose own logits decide on success."""
-    taken = [name for name in surrogates or {} if name in (OWN, OTHER)]
+    taken = [name for name in surrogates or {} if name in RESERVED]
     if taken:
-        raise InputError(f"surrogates must have names of their own; {taken[0]!r} is taken")
+        raise InputError(
+            f"surrogates must have names of their own; {taken[0]!r} is taken, as are {', '.join(sorted(RESERVED))}"
+        )
     for name, classifier in {"base": base, "candidate": candidate, **(surrogates or {})}.items():
         if not callable(classifier):
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
     views = {OWN: candidate, **{name: borrow(candidate, other) for name, other in (surrogates or {}).items()}}
-    return _pair(base, candidate, views, None)
+    return _pair(base, candidate, views, {OWN: candidate, **(surrogates or {})}, None)
 
 
-def _pair(base: Classifier, candidate: Classifier, views: Mapping[str, Classifier], model: nn.Module | None) -> Pair:
+def _pair(
+    base: Classifier,
+    candidate: Classifier,
+    views: Mapping[str, Classifier],
+    sources: Mapping[str, Classifier],
+    model: nn.Module | None,
+) -> Pair:
     """Each side also gets the other's gradients; the base has no masks, so its further views are itself again."""
     own = dict.fromkeys(views, base)
     return Pair(
-        Side(base, {**own, "gradients of the other": borrow(base, candidate)}),
-        Side(candidate, {**views, "gradients of the other": borrow(candidate, base)}),
+        Side(base, {**own, OTHER: borrow(base, candidate)}, {**own, OTHER: candidate}),
+        Side(candidate, {**views, OTHER: borrow(candidate, base)}, {**sources, OTHER: base}),
         model,
     )
 
@@ -86,6 +98,14 @@ def borrow(judge: Classifier, source: Classifier) -> Classifier:
         return logits + (lent - lent.detach())
 
     return borrowed
+
+
+@torch.no_grad()
+def classes_of(classifier: Classifier, data: ImageData) -> int:
+    """How many classes the classifier knows, from its logits for the first image: labels may not name them all."""
+    x, _ = data.batch([0])
+    device = device_of(classifier) if isinstance(classifier, nn.Module) else x.device
+    return logits_of(classifier, x.to(device)).shape[1]
 
 
 def in_double(classifier: Classifier) -> nn.Module | None:

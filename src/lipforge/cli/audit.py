@@ -7,6 +7,7 @@ import typer
 from torch import nn
 
 from lipforge.audit import AuditReport, audit, audit_plan
+from lipforge.audit.subjects import classes_of
 from lipforge.batching import ImageData
 from lipforge.cli import options
 from lipforge.cli.output import print_json, results, table
@@ -74,13 +75,13 @@ def audit_command(
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
         images = options.open_data(data, limit, seed, root, folder)
-        plan = audit_plan(
-            version, classes=images.classes, square=square, margin=share, seed=attack_seed, shard_size=shard_size
-        )
         base, other, name = _subjects(model, candidate, recipe, ratio, weights, candidate_weights, weights_dir)
         kept = None if run is None else RunDir.open(run)
         found: ImageData = images
-        base.to(where)
+        classes = classes_of(base.to(where), found)
+        plan = audit_plan(
+            version, classes=classes, square=square, margin=share, seed=attack_seed, shard_size=shard_size
+        )
         if other is None:
             report = audit(base, found, threat, plan=plan, run=kept, name=name)
         else:
@@ -142,16 +143,20 @@ def _check_published(source: str, model: str | None, json: bool) -> None:
 def _show_published(found: TableAudit) -> None:
     broken = sum(rule.broken > 0 for rule in found.rules)
     count = len(found.findings)
+    idle = len(found.rules) - found.applied
+    rules = f"{found.applied} rules" + (f" ({idle} more had nothing to compare)" if idle else "")
     results.print(
-        f"{count} findings in {found.numbers} published numbers, which break {broken} of {len(found.rules)} rules"
+        f"{count} findings in {found.numbers} published numbers, which break {broken} of {rules}"
         if count
-        else f"{found.numbers} published numbers break none of {len(found.rules)} rules",
+        else f"{found.numbers} published numbers break none of {rules}",
         soft_wrap=True,
     )
+    if found.unknown:
+        results.print(f"not checked, as no rule knows the attack: {', '.join(found.unknown)}", soft_wrap=True)
     if count:
         columns = {"rule": "left", "table": "left", "where": "left", "eps": "right", "evidence": "left"}
         rows = [[item.rule, item.table, item.where, item.eps, item.evidence] for item in found.findings]
         results.print(table("numbers that break a rule", columns, rows))
-    rules = [[rule.name, f"{rule.broken} of {rule.checked}", rule.text] for rule in found.rules]
+    listed = [[rule.name, f"{rule.broken} of {rule.checked}", rule.text] for rule in found.rules]
     columns = {"rule": "left", "broken": "right", "what it says (accuracies in percent)": "left"}
-    results.print(table("rules", columns, rules))
+    results.print(table("rules", columns, listed))

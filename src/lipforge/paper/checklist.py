@@ -1,7 +1,7 @@
 """A checklist for published robust accuracies: rules that numbers without masked gradients keep, and who breaks them.
 
-Accuracies are in percent, tolerances in percentage points. Attacks are known by name: FGSM takes one step; PGD and CW
-take many; AA is AutoAttack; `transfer` are adversarial images that AutoAttack made for the base model.
+Accuracies are in percent, tolerances in percentage points. Attacks are known by name (attacks.py): FGSM takes one
+step; PGD and CW take many; AA is AutoAttack; `transfer` are adversarial images that AutoAttack made for the base model.
 """
 
 from collections import defaultdict
@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lipforge.errors import InputError
+from lipforge.paper.attacks import KINDS, Name, known
+from lipforge.paper.numbers import Numbers
 from lipforge.paper.tables import Published
 
 SUBSET = 2.0
@@ -24,9 +26,6 @@ ZERO = 1.0
 LARGE = 64 / 255
 """From which linf radius on an iterative attack must reach zero."""
 
-Setting = tuple[str, str, str, str]
-"""Data set, model, variant and ratio."""
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -37,39 +36,6 @@ class Finding:
     where: str
     eps: str
     evidence: str
-
-
-class Numbers:
-    """Published numbers by setting, attack and radius; the first of several that should be equal."""
-
-    def __init__(self, rows: Iterable[Published]) -> None:
-        self.rows = tuple(rows)
-        self._by: dict[tuple[Setting, str, float], Published] = {}
-        self.settings: dict[Setting, None] = {}
-        for row in self.rows:
-            setting = (row.dataset, row.model, row.variant, row.ratio)
-            self._by.setdefault((setting, row.attack.lower(), row.radius), row)
-            self.settings.setdefault(setting)
-
-    def get(self, setting: Setting, attack: str, radius: float) -> Published | None:
-        return self._by.get((setting, attack, radius))
-
-    def sweep(self, setting: Setting, attack: str) -> list[Published]:
-        """The numbers of an attack on a model, by increasing radius."""
-        found = [row for (other, name, _), row in self._by.items() if (other, name) == (setting, attack)]
-        return sorted(found, key=lambda row: row.radius)
-
-    def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
-        """The numbers of two attacks on the same model at the same radius."""
-        for setting in self.settings:
-            for row in self.sweep(setting, first):
-                other = self.get(setting, second, row.radius)
-                if other is not None:
-                    yield row, other
-
-    def base_of(self, row: Published, attack: str) -> Published | None:
-        """The number of the base model for another attack at this row's radius."""
-        return self.get((row.dataset, row.model, "", "0"), attack, row.radius)
 
 
 Outcome = Iterator[Finding | None]
@@ -97,16 +63,25 @@ class RuleCount:
 
 @dataclass(frozen=True)
 class TableAudit:
-    """The checklist applied to published numbers."""
+    """The checklist applied to published numbers; `unknown` are attacks that no rule but "conflict" looks at."""
 
     source: str
     numbers: int
     rules: tuple[RuleCount, ...]
     findings: tuple[Finding, ...]
+    unknown: tuple[str, ...] = ()
+
+    @property
+    def applied(self) -> int:
+        """How many rules found numbers to check."""
+        return sum(rule.checked > 0 for rule in self.rules)
 
 
 def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
-    """Apply every rule to published numbers; a rule for which there are no numbers is counted as checked 0 times."""
+    """Apply every rule to published numbers; a rule for which there are no numbers is counted as checked 0 times.
+
+    If that is every rule, it is an error: silence about numbers that nobody looked at would read as praise.
+    """
     numbers, counts, findings = Numbers(rows), [], []
     if not numbers.rows:
         raise InputError("rows must not be empty")
@@ -115,7 +90,14 @@ def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
         broken = [outcome for outcome in outcomes if outcome is not None]
         counts.append(RuleCount(rule.name, rule.text, len(outcomes), len(broken)))
         findings += broken
-    return TableAudit(source, len(numbers.rows), tuple(counts), tuple(findings))
+    if not any(rule.checked for rule in counts):
+        found = ", ".join(dict.fromkeys(row.attack for row in numbers.rows))
+        raise InputError(
+            f"{source} has nothing that a rule could check: rules compare the attacks {', '.join(KINDS)} on one model "
+            f"at one radius, or PGD over radii; found {found}"
+        )
+    unknown = dict.fromkeys(row.attack for row in numbers.rows if not known(row.attack)[0])
+    return TableAudit(source, len(numbers.rows), tuple(counts), tuple(findings), tuple(unknown))
 
 
 def _one_step(numbers: Numbers) -> Outcome:
@@ -125,23 +107,22 @@ def _one_step(numbers: Numbers) -> Outcome:
 
 
 def _radius(numbers: Numbers) -> Outcome:
-    for setting in numbers.settings:
-        sweep = numbers.sweep(setting, "pgd")
+    for sweep in numbers.sweeps("pgd"):
         for near, far in pairwise(sweep):
             rises = far.accuracy > near.accuracy
             text = f"PGD {_n(near)} at {near.eps} rises to {_n(far)} at {far.eps}"
             yield _finding("radius", far, text) if rises else None
-        if sweep and sweep[-1].radius >= LARGE:
+        if sweep[-1].radius >= LARGE:
             last = sweep[-1]
             text = f"PGD leaves {_n(last)} at the largest radius {last.eps}"
             yield _finding("radius", last, text) if last.accuracy > ZERO else None
 
 
 def _trend(numbers: Numbers) -> Outcome:
-    groups: dict[tuple[str, str, str, str], dict[float, dict[float, Published]]] = defaultdict(dict)
+    groups: dict[tuple[str, str, str, Name], dict[float, dict[float, Published]]] = defaultdict(dict)
     for row in numbers.rows:
-        if row.share is not None and row.attack.lower() in ("fgsm", "pgd", "cw", "transfer", "aa"):
-            grid = groups[row.dataset, row.model, row.variant, row.attack.lower()]
+        if row.share is not None and known(row.attack)[0] in ("fgsm", "pgd", "cw", "transfer", "aa"):
+            grid = groups[row.dataset, row.model, row.variant, known(row.attack)]
             grid.setdefault(row.radius, {}).setdefault(row.share, row)
     for grid in groups.values():
         outside = {radius: dict(_outside(line)) for radius, line in grid.items()}
@@ -180,7 +161,7 @@ def _at_most(name: str, strong: str, weak: str, words: str) -> Rule:
 def _widening(name: str, weak: str, strong: str, slack: float) -> Callable[[Numbers], Outcome]:
     def apply(numbers: Numbers) -> Outcome:
         for row, other in numbers.pairs(weak, strong):
-            before, after = numbers.base_of(row, weak), numbers.base_of(row, strong)
+            before, after = numbers.base_of(row), numbers.base_of(other)
             if row.share == 0 or before is None or after is None:
                 continue
             gap, base_gap = row.accuracy - other.accuracy, before.accuracy - after.accuracy
@@ -195,7 +176,7 @@ def _widening(name: str, weak: str, strong: str, slack: float) -> Callable[[Numb
 
 def _conflict(numbers: Numbers) -> Outcome:
     for row in numbers.rows:
-        first = numbers.get((row.dataset, row.model, row.variant, row.ratio), row.attack.lower(), row.radius)
+        first = numbers.get((row.dataset, row.model, row.variant, row.ratio), row)
         if first is None or first is row:
             continue
         text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
