@@ -55,7 +55,7 @@ def _own_world(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIPFORGE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("COLUMNS", "200")
-    for name in ("LIPFORGE_DATA", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("LIPFORGE_DATA", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 
