@@ -1,8 +1,8 @@
 """Evaluate, being killed again and again: `python -m tests.evaluation.kills FOLDER`; prints how it went as JSON.
 
 A process that has imported torch forks the ones that are killed, so that a kill costs milliseconds instead of seconds.
-A kill comes at a random one of the calls that Python makes, of its own functions or of the system's (a write, a rename),
-rather than after a time: so it hits an evaluation under way on a machine of any speed, however busy.
+A kill comes at a random one of the calls that Python makes, of its own functions or of the system's (a write, a
+rename), not after a time: so it hits an evaluation under way on a machine of any speed, however busy.
 """
 
 import json
