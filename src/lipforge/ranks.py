@@ -111,21 +111,33 @@ def meet(store: Store, index: int, count: int, *, patience: float = 600.0) -> st
     own and the first answers whoever asked, dead or not, until all that live have said that they heard.
     """
     own = secrets.token_hex(8)
+    deadline = time.monotonic() + patience
+    late = RunError(f"not all of the {count} processes that torchrun started have arrived after {patience:g} s")
     if index > 0:
         store.set(f"lipforge-asks/{store.add('lipforge-asks', 1)}", own)
+        while not store.check([f"lipforge-answer/{own}"]):
+            _nap(deadline, late)
         name = store.get(f"lipforge-answer/{own}").decode()
         store.add(f"lipforge-heard/{name}", 1)
         return name
-    answered, deadline = 0, time.monotonic() + patience
+    asked, unanswered = 0, set[int]()
     while store.add(f"lipforge-heard/{own}", 0) < count - 1:
-        if time.monotonic() > deadline:
-            raise RunError(f"not all of the {count} processes that torchrun started have arrived after {patience:g} s")
-        asked = store.add("lipforge-asks", 0)
-        for number in range(answered + 1, asked + 1):
-            store.set(f"lipforge-answer/{store.get(f'lipforge-asks/{number}').decode()}", own)
-        answered = asked
-        time.sleep(0.01)
+        before, asked = asked, store.add("lipforge-asks", 0)
+        unanswered.update(range(before + 1, asked + 1))
+        for number in sorted(unanswered):
+            # A rank that has counted itself sets its number next; one that died in between never does.
+            if store.check([f"lipforge-asks/{number}"]):
+                store.set(f"lipforge-answer/{store.get(f'lipforge-asks/{number}').decode()}", own)
+                unanswered.remove(number)
+        _nap(deadline, late)
     return own
+
+
+def _nap(deadline: float, late: RunError) -> None:
+    """Sleep for a moment; after the deadline raise `late`."""
+    if time.monotonic() > deadline:
+        raise late
+    time.sleep(0.01)
 
 
 def leave(code: int) -> None:

@@ -59,7 +59,7 @@ def _own_world(tmp_path, monkeypatch):
     for console in (output.results, output.notes):
         # A console reads COLUMNS when it is made, which may have been before.
         monkeypatch.setattr(console, "_width", 200)
-    for name in ("LIPFORGE_DATA", "WORLD_SIZE", "LOCAL_RANK"):
+    for name in ("LIPFORGE_DATA", "RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -1,6 +1,8 @@
 """Evaluate, being killed again and again: `python -m tests.evaluation.kills FOLDER`; prints how it went as JSON.
 
 A process that has imported torch forks the ones that are killed, so that a kill costs milliseconds instead of seconds.
+A kill comes at a random one of the calls that Python makes, of its own functions or of the system's (a write, a
+rename), not after a time: so it hits an evaluation under way on a machine of any speed, however busy.
 """
 
 import json
@@ -8,7 +10,6 @@ import os
 import random
 import signal
 import sys
-import time
 from pathlib import Path
 
 from lipforge.attacks import APGD, Cascade, Square
@@ -16,7 +17,7 @@ from lipforge.evaluation import RobustResult, evaluate
 from lipforge.runs import RunDir
 from tests.evaluation.toys import THREAT, labelled, linear
 
-KILLS = 24
+ROUNDS, TRIES = 3, 8
 ATTACK = Cascade((APGD(steps=4), Square(queries=4)))
 
 
@@ -28,32 +29,44 @@ def run(folder: Path) -> RobustResult:
         )
 
 
-def killed(folder: Path, delay: float) -> bool:
-    """Whether an evaluation was killed after `delay` seconds, rather than done."""
+def killed(folder: Path, calls: int) -> bool:
+    """Whether an evaluation was killed at that call, rather than done before it."""
     child = os.fork()
     if child == 0:
-        run(folder)
+        counted(folder, calls)
         os._exit(0)
-    time.sleep(delay)
-    os.kill(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def counted(folder: Path, deadly: int = -1) -> int:
+    """How many calls an evaluation makes; it dies of the one with that number."""
+    calls = 0
+
+    def count(frame: object, event: str, argument: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+        if calls == deadly:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
+    run(folder)
+    sys.setprofile(None)
+    return calls
 
 
 def main() -> None:
     folder, chance = Path(sys.argv[1]), random.Random(0)
-    started = time.perf_counter()
     run(folder / "undisturbed")
-    seconds = time.perf_counter() - started
-    kills = rounds = 0
+    calls = counted(folder / "counted")
+    kills = 0
     left: list[int] = []
-    while kills < KILLS:
-        directory = folder / f"killed-{rounds}"
-        for _ in range(8):
-            kills += killed(directory, chance.uniform(0, seconds / 4))
+    for number in range(ROUNDS):
+        directory = folder / f"killed-{number}"
+        for _ in range(TRIES):
+            kills += killed(directory, chance.randint(1, calls // 4))
             left.append(len(list(directory.glob("shards/*/0*.json"))))
         run(directory)
-        rounds += 1
-    print(json.dumps({"kills": kills, "rounds": rounds, "left": left, "seconds": seconds}))
+    print(json.dumps({"kills": kills, "rounds": ROUNDS, "left": left, "calls": calls}))
 
 
 if __name__ == "__main__":

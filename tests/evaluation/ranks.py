@@ -1,8 +1,12 @@
-"""One rank of an evaluation under torchrun; the last rank is killed once: `torchrun ... -m tests.evaluation.ranks`."""
+"""One rank of an evaluation under torchrun: `torchrun ... -m tests.evaluation.ranks`.
+
+In their first life the last rank is killed in the middle of its work, and the others stop before they have done it all.
+"""
 
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -17,25 +21,32 @@ from tests.evaluation.kills import ATTACK
 from tests.evaluation.toys import THREAT, labelled, linear
 
 
-def deadly(classifier: Classifier, passes: int) -> Classifier:
-    """The same classifier, which kills its process at the last of so many passes."""
+def ending(classifier: Classifier, passes: int, end: Callable[[], None]) -> Classifier:
+    """The same classifier, which calls `end` at the last of so many passes."""
     left = [passes]
 
     def classify(images: Tensor) -> Tensor:
         left[0] -= 1
         if left[0] == 0:
-            os.kill(os.getpid(), signal.SIGKILL)
+            end()
         return classifier(images)
 
     return classify
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
     folder = Path(sys.argv[1])
     model = linear(classes=4)
     data, rank = labelled(model, 40), int(os.environ["RANK"])
-    doomed = rank == int(os.environ["WORLD_SIZE"]) - 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
-    mortal = deadly(model, 30) if doomed else lambda images: model(images)
+    is_last, first_life = rank == int(os.environ["WORLD_SIZE"]) - 1, os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"
+    # A shard takes some ten passes and there are ten: the last rank gets to its third, while the others wait for ever
+    # in their second, until torchrun ends them.
+    passes, end = (30, die) if is_last else (15, signal.pause)
+    mortal = ending(model, passes if first_life else -1, end)
     mortal.__qualname__, mortal.__module__ = "linear", "tests"
     with process_group(torch.device("cpu")), RunDir.open(folder / "run") as run:
         kept = evaluate(mortal, data, ATTACK, THREAT, run=run, batch_size=4, show=False)

@@ -1,7 +1,7 @@
-import os
-import socket
+import time
 import weakref
 from multiprocessing import get_context
+from pathlib import Path
 
 import pytest
 import torch
@@ -345,10 +345,9 @@ def test_a_model_without_forges_is_refused():
         calibrate_(seeded(ResidualNet), images(4))
 
 
-def _rank(rank: int, port: int, fail: bool, results) -> None:
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+def _rank(rank: int, meeting: str, fail: bool, results) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+    dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=2)
     try:
         x = images(10)[rank::2]
         recipe = calibrate_(inserted(), x * 2 if fail and rank == 1 else x, batch_size=5)
@@ -360,20 +359,22 @@ def _rank(rank: int, port: int, fail: bool, results) -> None:
         leave(0)
 
 
-def run_ranks(*, fail: bool) -> dict[int, tuple]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+def run_ranks(folder: Path, *, fail: bool) -> dict[int, tuple]:
     results = get_context("spawn").SimpleQueue()
-    context = spawn(_rank, args=(port, fail, results), nprocs=2, join=False)
-    answers = [results.get() for _ in range(2)]
-    context.join()
-    return {rank: rest for rank, *rest in answers}
+    context = spawn(_rank, args=(str(folder / "meeting"), fail, results), nprocs=2, join=False)
+    deadline = time.monotonic() + 240
+    try:
+        while not context.join(timeout=1):
+            assert time.monotonic() < deadline, "the ranks never ended"
+    finally:
+        for process in context.processes:
+            process.kill()
+    return {rank: rest for rank, *rest in (results.get() for _ in range(2))}
 
 
 @pytest.mark.slow
-def test_bounds_are_reduced_over_ranks():
-    answers = run_ranks(fail=False)
+def test_bounds_are_reduced_over_ranks(tmp_path):
+    answers = run_ranks(tmp_path, fail=False)
     alone = calibrate_(inserted(), images(10), batch_size=5).bounds
     assert answers[0] == answers[1]
     assert answers[0][1] == 10
@@ -382,7 +383,7 @@ def test_bounds_are_reduced_over_ranks():
 
 
 @pytest.mark.slow
-def test_if_one_rank_fails_all_do():
-    answers = run_ranks(fail=True)
+def test_if_one_rank_fails_all_do(tmp_path):
+    answers = run_ranks(tmp_path, fail=True)
     assert "images must lie in [0, 1]" in answers[1][0]
     assert "failed on another rank" in answers[0][0]

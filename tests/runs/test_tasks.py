@@ -1,7 +1,9 @@
 """Shards on disk: damage is recognised and set aside, claims end with their process."""
 
+import errno
 import json
 import os
+import time
 import warnings
 
 import pytest
@@ -72,6 +74,22 @@ def test_what_a_killed_process_left_half_written_is_removed(task):
         path.write_text("{")
     with task.claim(1):
         assert (left.exists(), other.exists()) == (False, True)
+
+
+def test_without_locks_only_what_is_old_is_taken_for_left_by_a_killed_process(task, monkeypatch):
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    live, old = (task.path(1).with_name(f".0001.json.99-{name}.part") for name in ("live", "old"))
+    for path in (live, old):
+        path.write_text("{")
+    os.utime(old, (0, time.time() - 3700))
+    with task.claim(1) as first, task.claim(1) as second:
+        assert (first, second) == (True, True)
+        assert (live.exists(), old.exists()) == (True, False)
+        task.write(1, RESULT)
+    assert task.read(1) == RESULT
 
 
 def test_one_process_at_a_time_holds_a_claim_and_it_is_free_afterwards(task):

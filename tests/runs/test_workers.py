@@ -2,6 +2,7 @@
 
 import json
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -32,6 +33,13 @@ def forked(do: Callable[[], None]) -> int:
         code = 0
     finally:
         os._exit(code)
+
+
+def wait_until(happened: Callable[[], object], what: str) -> None:
+    deadline = time.monotonic() + 60
+    while not happened():
+        assert time.monotonic() < deadline, f"{what} within a minute"
+        time.sleep(0.01)
 
 
 def wait(child: int) -> int:
@@ -88,7 +96,8 @@ def test_two_processes_on_one_directory_share_the_work(tmp_path):
         def compute(images: range) -> dict[str, Any]:
             with open(log, "a") as file:
                 file.write(f"{os.getpid()} {images.start}\n")
-            time.sleep(0.03)
+            # Whoever is first waits in its first shard for the other, so neither can do all the work alone.
+            wait_until(lambda: len({line.split()[0] for line in log.read_text().splitlines()}) == 2, "both at work")
             return squares(images)
 
         shards = work(task, compute, "squaring")
@@ -116,8 +125,7 @@ def test_the_shard_of_a_process_that_dies_is_computed_by_one_that_waits(tmp_path
         work(task, compute, "squaring")
 
     child = forked(dying)
-    while not (tmp_path / "claimed").exists():
-        time.sleep(0.01)
+    wait_until((tmp_path / "claimed").exists, "a shard is claimed")
     assert len(work(task, squares, "squaring")) == 2
     assert wait(child) == -9
 
@@ -134,7 +142,11 @@ def test_progress_counts_images_and_shows_the_status(tmp_path, capsys, monkeypat
         def __str__(self) -> str:
             return f"up to {self.largest}"
 
-    work(open_task(None, "squares", {}, 7, 3), squares, "squaring", status=Largest(), show=True)
+    def compute(images: range) -> dict[str, Any]:
+        wait_until(lambda: threading.Timer not in map(type, threading.enumerate()), "the bar starts")
+        return squares(images)
+
+    work(open_task(None, "squares", {}, 7, 3), compute, "squaring", status=Largest(), show=True)
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert "up to 36" in shown

@@ -1,21 +1,16 @@
 """Several processes under torchrun do what one does."""
 
-import os
-import socket
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-import lipforge
 from lipforge.errors import InputError
 from lipforge.ranks import Rank
 from lipforge.training import train
 from lipforge.training.workers import agree, average_, check_shares, share
+from tests.torchrun import torchrun
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 
@@ -34,25 +29,10 @@ leave(0)
 
 
 def test_two_processes_train_to_the_weights_of_one(tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    paths = f"{Path(lipforge.__file__).parents[1]}:{Path(__file__).parents[2]}"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", RUN, str(tmp_path / "two")],
-            env={
-                **os.environ,
-                "PYTHONPATH": paths,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-        )
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=120) for process in processes] == [0, 0]
+    script = tmp_path / "run.py"
+    script.write_text(RUN)
+    code, errors = torchrun(2, str(script), str(tmp_path / "two"))
+    assert code == 0, errors
     # Without batch norm the mean of two half batches' gradients is the whole batch's; float64 keeps the sums equal.
     model = toy_net(norm=False).double()
     one = train(model, (DATA[0].double(), DATA[1]), replace(CONFIG, epochs=1, awp=0.01), out=tmp_path / "one")

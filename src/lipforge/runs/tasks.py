@@ -4,12 +4,13 @@ import hashlib
 import json
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from lipforge.errors import InputError
 from lipforge.records import to_plain, write_json
@@ -21,6 +22,9 @@ Compute = Callable[[range], Mapping[str, Any]]
 """The result of one shard, from the positions of its images alone; ready for JSON."""
 
 Complete = Callable[[range, Mapping[str, Any]], bool]
+
+ABANDONED = 3600.0
+"""Seconds after which a half-written file is nobody's, where no lock tells: writing one takes moments."""
 
 
 class DamagedShardError(Exception):
@@ -81,15 +85,16 @@ class Task:
         """Whether this process may compute the shard: nobody else is at it. A claim ends with its process."""
         path = self.path(index, ".lock")
         with open(path, "ab") as file:
-            held = _lock(file.fileno())
+            lock = _lock(file.fileno())
             try:
-                if held:
-                    self._tidy(index)
-                yield held
+                if lock != "busy":
+                    self._tidy(index, alone=lock == "held")
+                yield lock != "busy"
             finally:
-                if held and self.path(index).exists():
+                if lock != "busy" and self.path(index).exists():
                     # Whoever still waits for this lock finds the shard finished, so the file can go.
-                    path.unlink(missing_ok=True)
+                    with suppress(PermissionError):  # Windows keeps a file that someone has open
+                        path.unlink(missing_ok=True)
 
     def _load(self, index: int) -> dict[str, Any] | None:
         images, path = self.images(index), self.path(index)
@@ -110,16 +115,21 @@ class Task:
             raise DamagedShardError("its content does not match its checksum")
         return result if self.complete is None or self.complete(images, result) else None
 
-    def _tidy(self, index: int) -> None:
-        """Set a damaged file aside and remove what a killed process left half-written; only under the claim."""
+    def _tidy(self, index: int, *, alone: bool) -> None:
+        """Set a damaged file aside and remove what a killed process left half-written.
+
+        Without locks someone else may be writing the same shard just now, so only what is old is taken for left.
+        """
         path = self.path(index)
         for left in path.parent.glob(f".{index:04d}.*.part"):
-            left.unlink(missing_ok=True)
+            if alone or _age(left) > ABANDONED:
+                left.unlink(missing_ok=True)
         try:
             self._load(index)
         except DamagedShardError as damage:
             aside = path.with_name(f"{path.name}.damaged")
-            os.replace(path, aside)
+            with suppress(FileNotFoundError):  # someone else, without locks, set it aside just now
+                os.replace(path, aside)
             warnings.warn(f"{path} is damaged: {damage}; set aside as {aside.name}, computed again", stacklevel=2)
 
 
@@ -135,17 +145,25 @@ def digest_of(value: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _lock(descriptor: int) -> bool:
+def _lock(descriptor: int) -> Literal["held", "busy", "no locks"]:
     """Take the file's lock if it is free.
 
     Where a file system has no locks every claim succeeds: shards may then be computed twice, with the same result.
     """
     if sys.platform == "win32":
-        return True
+        return "no locks"
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return False
+        return "busy"
     except OSError:
-        return True
-    return True
+        return "no locks"
+    return "held"
+
+
+def _age(path: Path) -> float:
+    """Seconds since the file was last written; none if it is gone."""
+    try:
+        return time.time() - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
