@@ -24,8 +24,8 @@ CONFIG = TrainConfig(
 )
 DATA = toy_images(320)
 
-# A process that writes a checkpoint after every batch and is killed when it asks for the fourth; the first images that
-# it asks for are the held-out ones.
+# A process that writes a checkpoint after every batch and is killed when it asks for the fourth; before the batches it
+# asks for the sample that identifies the data and for the held-out images.
 KILLED_RUN = """
 import os, signal, sys, torch
 from lipforge.training import train
@@ -38,7 +38,7 @@ class Deadly(PairData):
 
     def batch(self, indices):
         self.calls += 1
-        if self.calls == 5:
+        if self.calls == 6:
             os.kill(os.getpid(), signal.SIGKILL)
         return super().batch(indices)
 
