@@ -7,10 +7,10 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: help demo test check bench clean
 
 help:
-	@echo "make demo   forge a robust CIFAR-10 model, attack it, and print what is true"
+	@echo "make demo   forge a robust CIFAR-10 model, attack it, audit it, and write the report"
 	@echo "make test   run the tests (unit, property, and end to end on real images)"
 	@echo "make check  ruff and mypy"
-	@echo "make bench  the speed benchmarks; each ends with one line of JSON"
+	@echo "make bench  the speed benchmarks; an hour or more, each ends with one line of JSON"
 
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lipforge needs Python 3.11 or newer")'
@@ -36,6 +36,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/forge_overhead.py
+	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/search.py
+	$(BIN)/python benchmarks/autoattack.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
