@@ -82,6 +82,20 @@ def test_adversarial_training_is_real(robust):
     assert report.exit_code == 0
 
 
+@pytest.mark.slow
+def test_the_plan_that_comes_by_itself_finds_adversarial_training_without_a_doubt(robust):
+    """Too few images for a verdict of real, but every attack and check of the default plan runs on them."""
+    report = audit(load_model("cifar10-resnet-natural"), robust, real_images(5), Threat("linf", "4/255"))
+    assert report.plain_attack.startswith("autoattack")
+    assert report.rows[-1].base == 0 < report.rows[-1].candidate
+    assert (report.union.gained, report.union.lost) == (report.rows[-1].candidate, 0)
+    assert report.doubts == ()
+    assert sum(check.passed is True for check in report.checks) == 9
+    gradients = {row.attack: row.candidate_gradients for row in report.rows}
+    assert min(gradients[name] for name in ("plain", "own gradients", "longer, from new starts")) > 0
+    assert 0 < report.candidate_given_up <= report.rows[-1].candidate
+
+
 def small():
     """A small forged model with labels it gets right, so that there is something to attack."""
     model = seeded(ResidualNet)
