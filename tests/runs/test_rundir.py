@@ -1,7 +1,13 @@
 """The run directory: what identifies a task, and results that say what they are."""
 
+import errno
 import json
+import os
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -40,6 +46,35 @@ def test_another_config_is_refused_and_every_difference_named(tmp_path):
     assert str(tmp_path / "shards" / "base") in named
 
 
+@pytest.mark.parametrize("links", [True, False])
+def test_of_two_configs_at_the_same_time_exactly_one_is_taken(tmp_path, monkeypatch, links):
+    """Both have seen that there is no config; without hard links the second looks once more."""
+    run, both = RunDir.open(tmp_path), threading.Barrier(2)
+    real = os.link
+
+    def link(source: Path, target: Path) -> None:
+        both.wait(60)
+        if not links:
+            deadline = time.monotonic() + 60
+            while "second" in source.read_text() and not target.exists() and time.monotonic() < deadline:
+                time.sleep(0.01)
+            raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+        real(source, target)
+
+    monkeypatch.setattr("os.link", link)
+
+    def taken(name: str) -> bool:
+        try:
+            run.task("base", {"name": name}, 10, 4)
+        except RunError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(2) as threads:
+        assert sorted(threads.map(taken, ["first", "second"])) == [False, True]
+    assert [path.name for path in (tmp_path / "shards" / "base").iterdir()] == ["config.json"]
+
+
 def test_a_damaged_config_is_an_error_that_names_the_file(tmp_path):
     run = RunDir.open(tmp_path)
     run.task("base", CONFIG, 10, 4)
@@ -75,6 +110,13 @@ def test_environments_are_recorded_once_each(tmp_path):
     path.write_text(json.dumps({"environments": [{**recorded, "torch": "older"}]}))
     RunDir.open(tmp_path)
     assert [one["torch"] for one in json.loads(path.read_text())["environments"]] == ["older", recorded["torch"]]
+
+
+def test_environments_of_sessions_that_start_together_are_all_recorded(tmp_path):
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: RunDir.open(tmp_path, command=f"session {number}"), range(24)))
+    recorded = json.loads((tmp_path / "environment.json").read_text())["environments"]
+    assert sorted(one["command"] for one in recorded) == sorted(f"session {number}" for number in range(24))
 
 
 def test_a_missing_result_and_a_file_in_the_way_are_named(tmp_path):

@@ -1,7 +1,9 @@
 """A directory that holds one run: what identifies it, its shards, its results."""
 
 import dataclasses
+import os
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,7 @@ from lipforge.errors import InputError, RunError
 from lipforge.ranks import is_first
 from lipforge.records import read_json, to_plain, write_json
 from lipforge.runs.environment import environment
+from lipforge.runs.locks import locked
 from lipforge.runs.tasks import Complete, Task, check_shape, digest_of
 
 FORMAT = 1
@@ -61,8 +64,7 @@ class RunDir:
         folder = self.path / "shards" / _checked(name)
         identity = to_plain({"config": dict(config), "count": count, "size": size})
         path = folder / "config.json"
-        if not path.exists():
-            write_json(path, identity)
+        _write_once(path, identity)
         # Read it even if it was written just now: another process may have been quicker.
         differences = _differences(_read(path), identity)
         if differences:
@@ -95,12 +97,12 @@ class RunDir:
         path, now = self.path / "environment.json", environment()
         if command is not None:
             now["command"] = command
-        try:
-            before = read_json(path)["environments"]
-        except (InputError, KeyError, TypeError):
-            before = []
-        if now not in before:
-            write_json(path, {"environments": [*before, now]})
+        if now in _environments(path):
+            return
+        with locked(self.path / ".environment.lock"):
+            before = _environments(path)
+            if now not in before:
+                write_json(path, {"environments": [*before, now]})
 
 
 def open_task(
@@ -147,6 +149,30 @@ def _read(path: Path) -> Any:
         return read_json(path)
     except InputError as error:
         raise RunError(f"{error}; delete it to start that part again") from None
+
+
+def _write_once(path: Path, value: Any) -> None:
+    """Write `value` unless there is a file already; of several processes at once exactly one writes."""
+    if path.exists():
+        return
+    whole = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
+    write_json(whole, value)
+    try:
+        os.link(whole, path)
+    except FileExistsError:
+        pass
+    except OSError:  # no hard links here: a gap of microseconds between looking and writing is left
+        if not path.exists():
+            os.replace(whole, path)
+    finally:
+        whole.unlink(missing_ok=True)
+
+
+def _environments(path: Path) -> list[Any]:
+    try:
+        return list(read_json(path)["environments"])
+    except (InputError, KeyError, TypeError):
+        return []
 
 
 def _differences(there: Any, asked: Any, where: str = "") -> list[str]:

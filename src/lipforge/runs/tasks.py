@@ -3,20 +3,17 @@
 import hashlib
 import json
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from lipforge.errors import InputError
 from lipforge.records import to_plain, write_json
-
-if sys.platform != "win32":
-    import fcntl
+from lipforge.runs.locks import take_lock
 
 Compute = Callable[[range], Mapping[str, Any]]
 """The result of one shard, from the positions of its images alone; ready for JSON."""
@@ -82,10 +79,13 @@ class Task:
 
     @contextmanager
     def claim(self, index: int) -> Iterator[bool]:
-        """Whether this process may compute the shard: nobody else is at it. A claim ends with its process."""
+        """Whether this process may compute the shard: nobody else is at it. A claim ends with its process.
+
+        Where a file system has no locks every claim succeeds: shards may be computed twice, with the same result.
+        """
         path = self.path(index, ".lock")
         with open(path, "ab") as file:
-            lock = _lock(file.fileno())
+            lock = take_lock(file.fileno())
             try:
                 if lock != "busy":
                     self._tidy(index, alone=lock == "held")
@@ -143,22 +143,6 @@ def digest_of(value: Any) -> str:
     """SHA-256 of a value's JSON, keys sorted: the same for equal values in any order."""
     text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _lock(descriptor: int) -> Literal["held", "busy", "no locks"]:
-    """Take the file's lock if it is free.
-
-    Where a file system has no locks every claim succeeds: shards may then be computed twice, with the same result.
-    """
-    if sys.platform == "win32":
-        return "no locks"
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return "busy"
-    except OSError:
-        return "no locks"
-    return "held"
 
 
 def _age(path: Path) -> float:
