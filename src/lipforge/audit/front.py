@@ -35,7 +35,6 @@ class Front:
 
     def __post_init__(self) -> None:
         self.backwards = torch.zeros(len(self.x), dtype=torch.int64)
-        # Attacks get only what is right: some of them never look at the clean image.
         self.forwards = len(self.x)
         self.outcome = [ROBUST if right else MISCLASSIFIED for right in self.judge(self.x)]
 

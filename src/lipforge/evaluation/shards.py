@@ -76,7 +76,7 @@ class Job:
         x, y = self.data.batch(list(at))
         check_images(x, first=at.start)
         x, y = (tensor if self.device is None else tensor.to(self.device) for tensor in (x, y))
-        # Attacks get only what is right: some of them never look at the clean image.
+        # Attacks get only what is right, so that a batch holds nothing else.
         right = (~is_fooled(self.classifier, x, y)).nonzero().squeeze(1)
         ids = torch.tensor(at, device=x.device)[right]
         result = self.attack.run(
