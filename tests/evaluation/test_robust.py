@@ -90,6 +90,16 @@ def test_images_that_are_gone_or_were_never_kept_are_made_again(tmp_path):
             files[1].unlink()
 
 
+def test_images_that_were_cut_short_are_made_again(tmp_path):
+    with RunDir.open(tmp_path) as run:
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, batch_size=8, save_images=True)
+        path = next(tmp_path.glob("shards/*/0001.safetensors"))
+        whole = path.read_bytes()
+        path.write_bytes(whole[:-40])
+        evaluate(MODEL, (X, Y), ATTACK, THREAT, run=run, batch_size=8, save_images=True)
+    assert path.read_bytes() == whole
+
+
 CHANGES: dict[str, dict[str, Any]] = {
     r"data\.digest": {"data": (X.flip(0), Y)},
     r"model\.tensors": {"classifier": linear(classes=3)},

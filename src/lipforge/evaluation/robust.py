@@ -68,7 +68,7 @@ def evaluate(
     config = _config(job, identity or {})
     task = open_task(run, name, config, len(source), shard_size)
     if save_images:
-        task = replace(task, complete=lambda images, _: has_images(task, images))
+        task = replace(task, complete=lambda images, shard: has_images(task, images, shard))
     watch = Watch()
     shards = work(
         task, lambda images: job.shard(images, watch, task if save_images else None), label, status=watch, show=show

@@ -1,5 +1,6 @@
 """One shard of an evaluation: some images, attacked; the same numbers whoever computes it."""
 
+import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -60,9 +61,13 @@ class Job:
         """What became of these images, batch by batch; with `keep` their adversarial images go beside the shard."""
         starts = range(0, len(images), self.batch_size)
         parts, adversarial = zip(*(self._batch(images[at : at + self.batch_size], watch) for at in starts), strict=True)
+        kept = {}
         if keep is not None:
-            write_whole(images_path(keep, images), save({"images": torch.cat(adversarial)}))
+            content = save({"images": torch.cat(adversarial)})
+            write_whole(images_path(keep, images), content)
+            kept["images"] = hashlib.sha256(content).hexdigest()
         return {
+            **kept,
             "first": images.start,
             "count": len(images),
             **{name: sum(part[name] for part in parts) for name in SUMS},
@@ -105,6 +110,10 @@ def images_path(task: Task, images: range) -> Path:
     return task.path(images.start // task.size, ".safetensors")
 
 
-def has_images(task: Task, images: range) -> bool:
-    """Whether they are there; the file is written whole and before the shard."""
-    return images_path(task, images).is_file()
+def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:
+    """Whether they are there and the ones that the shard was written with."""
+    try:
+        content = images_path(task, images).read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content).hexdigest() == shard.get("images")
