@@ -73,6 +73,7 @@ class Demo:
     difference: Comparison
     verdict: str
     sentence: str
+    doubts: tuple[str, ...]
 
 
 def demo(
@@ -154,6 +155,7 @@ def _run(
         difference=difference,
         verdict=found.verdict,
         sentence=found.sentence,
+        doubts=found.doubts,
     )
 
 
@@ -206,7 +208,10 @@ def _show(result: Demo, report: Path) -> None:
     results.print(table(title, columns, rows))
     results.print(f"search: {result.reason}", soft_wrap=True)
     results.print(f"attack: {result.difference}", soft_wrap=True)
-    results.print(f"audit:  {result.sentence}\n", soft_wrap=True)
+    results.print(f"audit:  {result.sentence}", soft_wrap=True)
+    for doubt in result.doubts:
+        results.print(f"doubt:  {doubt}", soft_wrap=True)
+    results.print()
     results.print(
         f"Forged functions sit in front of {result.sites} layers; their thresholds come from {result.calibrated_on:,} "
         "training images. The attack above trusts gradients; the audit also tries attacks that ignore the masks, so "
