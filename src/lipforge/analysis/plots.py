@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from lipforge.analysis.results import Analysis, LayerReport, Spread
-from lipforge.errors import missing_extra
 
 Read = Callable[[LayerReport], float | Spread | None]
 Lines = dict[str, Read]
@@ -48,10 +47,7 @@ FIGURES: dict[str, tuple[str, Lines]] = {
 
 def plot_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     """Write one PNG per figure that has anything to show; solid lines are means, dotted ones the worst image."""
-    try:
-        figures = importlib.import_module("matplotlib.figure")
-    except ImportError:
-        raise missing_extra("matplotlib", "report") from None
+    figures = importlib.import_module("matplotlib.figure")  # slow to import, and only plots need it
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -11,6 +11,7 @@ from lipforge.certify.config import Smoothing
 from lipforge.certify.draws import SELECTION, checked_logits
 from lipforge.certify.smoothing import BATCH_SIZE
 from lipforge.certify.source import Labelled, Source
+from lipforge.progress import duration
 from lipforge.types import Classifier
 
 
@@ -54,14 +55,3 @@ def certify_cost(
     count = len(source.positions)
     per_image = seconds / size * (n0 + n)
     return CertifyCost(count, count * (n0 + n), per_image * count, per_image, 2 * size)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(12.3), duration(320), duration(9000)
-    ('12 s', '5.3 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"

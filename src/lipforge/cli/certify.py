@@ -9,7 +9,6 @@ from torch import nn
 from lipforge.certify import CertifyCost, CertifyResult, CurvePoint, certify_cost
 from lipforge.certify import certify as certify_images
 from lipforge.certify.config import Smoothing
-from lipforge.certify.cost import duration
 from lipforge.certify.smoothing import BATCH_SIZE, task_name
 from lipforge.cli import options
 from lipforge.cli.output import note, print_json, results, table
@@ -17,6 +16,7 @@ from lipforge.data import DataSet
 from lipforge.evaluation.compare import paired
 from lipforge.forge import forged, load_recipe, plain
 from lipforge.models import load_model
+from lipforge.progress import duration
 from lipforge.ranks import process_group
 from lipforge.runs import RunDir, record
 from lipforge.types import parse_number

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from lipforge.errors import InputError
-from lipforge.reports.text import duration, number, percent, points
+from lipforge.progress import duration
+from lipforge.reports.text import number, percent, points
 
 Format: TypeAlias = Literal["csv", "latex", "markdown"]
 SUFFIX: dict[Format, str] = {"csv": "csv", "latex": "tex", "markdown": "md"}

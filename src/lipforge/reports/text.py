@@ -41,17 +41,6 @@ def eps_text(eps: float) -> str:
     return f"{steps:.0f}/255" if 0 < steps < 255 and abs(steps - round(steps)) < 1e-4 else f"{eps:g}"
 
 
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(0.42), duration(12.3), duration(320), duration(9000)
-    ('0.4 s', '12 s', '5.3 min', '2.5 h')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
-    return f"{seconds / 60:.1f} min" if seconds < 3600 else f"{seconds / 3600:.1f} h"
-
-
 def number(value: float) -> str:
     """A number in four significant digits, with thousands apart.
 

@@ -3,12 +3,12 @@
 from collections import defaultdict
 from collections.abc import Sequence
 
+from lipforge.progress import duration
 from lipforge.reports.blocks import Figure, Grid, Section
 from lipforge.reports.charts import Axis, Bar, Row, Rows
 from lipforge.reports.parsed import Robust, Stage, robust_results, roles
 from lipforge.reports.read import Run
 from lipforge.reports.tables import Column, Table
-from lipforge.reports.text import duration
 
 Key = tuple[str, int]
 

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from lipforge.progress import duration
 from lipforge.reports.blocks import Figure, Section
 from lipforge.reports.charts import Axis, Lines, Point, Series
 from lipforge.reports.parsed import is_base, roles
 from lipforge.reports.read import Fields, Run
 from lipforge.reports.sections.accuracy import percent_tick
 from lipforge.reports.tables import Column, Share, Table
-from lipforge.reports.text import duration, percent
+from lipforge.reports.text import percent
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from lipforge.progress import duration
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section, Verdict
 from lipforge.reports.charts import Axis, Bar, Row, Rows
 from lipforge.reports.parsed import is_base, robust_results
 from lipforge.reports.read import DamageError, Fields, Run
 from lipforge.reports.tables import Column, Share, Table
-from lipforge.reports.text import duration, percent
+from lipforge.reports.text import percent
 
 Tone = Literal["good", "bad", "doubt", "calm"]
 WORDS: dict[str, tuple[str, str, Tone]] = {
