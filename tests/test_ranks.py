@@ -39,7 +39,7 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
 def test_leaving_flushes_what_was_printed_and_skips_the_teardown():
     lines = ["import atexit", "from lipforge.ranks import leave", "atexit.register(print, 'torn down')"]
     code = "\n".join([*lines, "print('done')", "leave(3)"])
-    path = {**os.environ, "PYTHONPATH": str(Path(lipforge.__file__).parents[1])}
+    path = {**os.environ, "PYTHONPATH": str(Path(lipforge.__file__).parents[1]), "PYTHONUNBUFFERED": ""}
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=path)
     assert (process.returncode, process.stdout) == (3, "done\n")
 
