@@ -16,15 +16,6 @@ from tests.attacks.oracles import small_images, small_net
 from tests.nets import ResidualNet, ReusingNet, images, seeded
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    """One thread, so that a stand-in is there for the folding alone; a test that wants more says so."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 class Branching(nn.Module):
     """Four convs with a batch norm after each, of which only the first is alone with its conv's output."""
 

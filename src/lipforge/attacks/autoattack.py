@@ -16,7 +16,6 @@ from lipforge.attacks.checks import class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds, settle_disputes
 from lipforge.attacks.prepare import Precision
-from lipforge.attacks.split import alone
 from lipforge.attacks.standard import NO_FAB, TARGETS, standard_attacks
 from lipforge.attacks.trial import Trial
 from lipforge.errors import InputError
@@ -56,10 +55,9 @@ class AutoAttack(Attack):
             trial.notes.append(NO_FAB)
         if self.prepare and self.version != "rand":
             trial.prepare(cast(Precision, self.precision))
-        with alone(trial.quick):
-            cascade = self.cascade(classes, trial.threat.norm)
-            cascade.attack(trial)
-            settle_disputes(trial, cascade)
+        cascade = self.cascade(classes, trial.threat.norm)
+        cascade.attack(trial)
+        settle_disputes(trial, cascade)
         trial.notes += square_notes(trial.stages, len(trial.x))
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:

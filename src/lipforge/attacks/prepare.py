@@ -1,12 +1,11 @@
 """A quicker stand-in for a model, for attacks to search on: the same function up to rounding, or else the model itself.
 
-Batch norms are folded into the convs before them, the convs run in the channels-last layout, and on a CPU with several
-threads each takes its share of the batch. What can be folded is found by watching one forward pass from outside; the
-result is checked on real images, and never trusted with a verdict: a success counts only if the original is fooled.
+Batch norms are folded into the convs before them, and the convs run in the channels-last layout. What can be folded is
+found by watching one forward pass from outside; the result is checked on real images, and never trusted with a verdict:
+a success counts only if the original is fooled.
 """
 
 import copy
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from lipforge.attacks.foldable import direct_pairs, fold_
 from lipforge.attacks.queries import Prepared
-from lipforge.attacks.split import Split
 from lipforge.errors import InputError
 from lipforge.types import Classifier
 
@@ -26,9 +24,6 @@ LAYOUTS = (torch.channels_last, torch.contiguous_format)
 
 CHECKED = 16
 """Images on which the stand-in must agree with the model."""
-
-MOST = 8
-"""Threads that get a copy of their own; with more, each copy gets several."""
 
 ROUNDING, JUMP = 1e-4, 0.02
 """How far its logits may be from the model's, as a share of the largest logit: on 3 of 4 images, and on all of them.
@@ -58,17 +53,17 @@ def stand_in(model: Classifier, images: Tensor, precision: Precision) -> tuple[C
     A copy that fails in the channels-last layout, as one does that flattens with `view`, is tried in the usual one.
     """
     images, passes = images[:CHECKED], 0
-    copies = _copies(model, images) if isinstance(model, nn.Module) and len(images) else ()
-    if copies:
+    twin = _folded(model, images) if isinstance(model, nn.Module) and len(images) else None
+    if twin is not None:
         with torch.no_grad():
             expected = model(images)  # first, and by itself: its own errors are the caller's to see
         passes += 1
         for layout in LAYOUTS:
-            laid = [Laid(_moved(each, layout), layout) for each in copies]
+            laid = Laid(_moved(twin, layout), layout)
             passes += 1
-            if _agrees(laid[0], images, expected):
-                return _joined(laid, precision), passes
-    return _joined((model,), precision), passes
+            if _agrees(laid, images, expected):
+                return _rounded(laid, precision), passes
+    return _rounded(model, precision), passes
 
 
 @dataclass(frozen=True)
@@ -95,31 +90,25 @@ class Rounded:
             return self.classifier(x).to(x.dtype)
 
 
-def _joined(copies: Sequence[Classifier], precision: Precision) -> Classifier:
-    if precision != "float32":
-        copies = [Rounded(each, getattr(torch, precision)) for each in copies]
-    return copies[0] if len(copies) == 1 else Split(copies)
+def _rounded(classifier: Classifier, precision: Precision) -> Classifier:
+    return classifier if precision == "float32" else Rounded(classifier, getattr(torch, precision))
 
 
 @torch.no_grad()
-def _copies(model: nn.Module, images: Tensor) -> tuple[nn.Module, ...]:
-    """Quicker copies of the model, one per thread that will use them; none where nothing would be gained."""
+def _folded(model: nn.Module, images: Tensor) -> nn.Module | None:
+    """A copy of the model with its batch norms folded; None where there is nothing to fold, or no copy to be had."""
     if any(module.training or isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
-        return ()
+        return None
     if hasattr(model, "_orig_mod") or isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-        return ()  # compiled or replicated already
-    threads = min(torch.get_num_threads(), MOST) if images.device.type == "cpu" else 1
+        return None  # compiled or replicated already
     try:
         twin = copy.deepcopy(model).requires_grad_(False)
         pairs = direct_pairs(twin, images[:1])
-        if not pairs and threads == 1:
-            return ()  # another memory layout alone gains nothing to speak of
         for conv, norm in pairs:
             fold_(twin, conv, norm)
-        tensors = {id(tensor): tensor for tensor in (*twin.parameters(), *twin.buffers())}
-        return twin, *(copy.deepcopy(twin, dict(tensors)) for _ in range(threads - 1))
     except Exception:  # whatever a user's __deepcopy__ or non-leaf tensor raises: the model serves as it is
-        return ()
+        return None
+    return twin if pairs else None  # another memory layout alone gains nothing to speak of
 
 
 def _moved(module: nn.Module, layout: torch.memory_format) -> nn.Module:
