@@ -9,6 +9,8 @@ def test_a_threat_keeps_the_spelling_of_its_radius():
     assert threat.eps == 8 / 255
     assert str(threat) == "linf 8/255"
     assert Threat("l2", 0.5) == Threat("l2", 0.5)
+    assert Threat("Linf", "8/255") == threat  # type: ignore[arg-type]  # as AutoAttack spells it
+    assert Threat("l2", 3).eps == 3
 
 
 @pytest.mark.parametrize(
@@ -17,6 +19,7 @@ def test_a_threat_keeps_the_spelling_of_its_radius():
         ("linfinity", 0.1, "norm must be one of linf, l2, l1, got 'linfinity'"),
         ("linf", 0, "eps must be above 0, got 0"),
         ("linf", "-8/255", "eps must be above 0"),
+        ("linf", 8, "eps must be at most 1 for linf, as images lie in .*, got 8; is it 8/255"),
         ("linf", "8/0", "eps must be a number such as"),
         ("linf", "nan", "eps must be a"),
         ("linf", None, "eps must be a number"),

@@ -32,12 +32,15 @@ class Threat:
     spelling: str = ""
 
     def __init__(self, norm: Norm, eps: float | str) -> None:
-        if norm not in get_args(Norm):
+        known = norm.lower() if isinstance(norm, str) else norm  # AutoAttack and RobustBench write Linf and L2
+        if known not in get_args(Norm):
             raise InputError(f"norm must be one of {', '.join(get_args(Norm))}, got {norm!r}")
         value = parse_number(eps, name="eps")
         if not value > 0:
             raise InputError(f"eps must be above 0, got {eps!r}; for clean accuracy use no attack at all")
-        object.__setattr__(self, "norm", norm)
+        if known == "linf" and value > 1:
+            raise InputError(f"eps must be at most 1 for linf, as images lie in [0, 1], got {eps!r}; is it {eps}/255?")
+        object.__setattr__(self, "norm", known)
         object.__setattr__(self, "eps", value)
         object.__setattr__(self, "spelling", eps.strip() if isinstance(eps, str) else f"{value:g}")
 

@@ -58,6 +58,23 @@ def test_the_table_the_reason_the_plot_the_recipe_and_the_run_are_there(run, rec
     picture = (tmp_path / "out/tradeoff.svg").read_text()
     assert picture.startswith("<?xml")
     assert "note: the choice was made on these images" in ended.err
+    assert "some images may be in both" not in ended.err
+    (kept,) = json.loads((tmp_path / "runs/s/environment.json").read_text())["environments"]
+    assert kept["command"].startswith("lipforge search cifar10-resnet --recipe")
+
+
+def test_validation_images_of_the_set_that_calibrated_are_noted(run, recipe):
+    given = ("--data", "cifar10-sample:train", "--limit", 4, "--seed", 1, "--attack", "fgsm")
+    ended = run("search", "cifar10-resnet", "--recipe", recipe, *given)
+    assert ended.code == 0, ended.err
+    words = " ".join(ended.err.split())
+    assert "come from cifar10-sample:train/first 32 and the search uses cifar10-sample:train/random 4" in words
+
+
+def test_plain_autoattack_is_the_fast_one_as_in_evaluate(run, recipe):
+    given = ("--data", "cifar10-sample", "--limit", 2, "--attack", "autoattack", "--ratios", "2^-7", "--json")
+    ended = run("search", "cifar10-resnet", "--recipe", recipe, *given)
+    assert json.loads(ended.out)["attack"] == "autoattack:version=fast"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@ import json
 import pickle
 
 import pytest
+import torch
 
 from lipforge.data import get_data, list_data, load_data
 from lipforge.errors import DataError, InputError
@@ -30,6 +31,7 @@ def test_a_limit_keeps_the_first_images_or_random_ones_with_a_seed():
         ("cifar10:valid", "'cifar10:valid' names no split of cifar10; it has train, test"),
         ("folder:", "lacks a path: folder:PATH"),
         ("npz", "lacks a path: npz:PATH"),
+        (torch.zeros(2, 3, 4, 4), "got Tensor; for arrays and tensors use from_arrays"),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(spec, message):

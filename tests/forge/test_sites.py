@@ -172,7 +172,7 @@ def test_images_show_the_model_its_input_shape():
         (["residual_conv"], "unknown rule 'residual_conv'.*did you mean 'residual_convs'"),
         ("residual_convs", "rules must be a sequence"),
         ([], "rules must not be empty"),
-        (["shortcut_convs", "name:nothing*"], "no site was found by the rules"),
+        (["shortcut_convs", "name:nothing*"], "no site was found by the rules.* A rule name:GLOB takes any layer"),
     ],
 )
 def test_wrong_rules_are_named(rules, message):

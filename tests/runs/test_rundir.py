@@ -46,6 +46,13 @@ def test_another_config_is_refused_and_every_difference_named(tmp_path):
     assert str(tmp_path / "shards" / "base") in named
 
 
+def test_of_digests_that_differ_only_the_place_is_named(tmp_path):
+    run = RunDir.open(tmp_path)
+    run.task("base", {"model": {"tensors": "a" * 64}}, 10, 4)
+    with pytest.raises(RunError, match=r"under the same name: model\.tensors differs\. Ask"):
+        run.task("base", {"model": {"tensors": "b" * 64}}, 10, 4)
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_of_two_configs_at_the_same_time_exactly_one_is_taken(tmp_path, monkeypatch, links):
     """Both have seen that there is no config; without hard links the second looks once more."""

@@ -87,14 +87,13 @@ class AuditReport:
     def __str__(self) -> str:
         """The sentence, the doubts, the attacks, the effort, the checks."""
         lines = [self.sentence, *(f"doubt: {doubt}" for doubt in self.doubts), ""]
-        lines.append(
-            f"{'left standing after':<30} {'base':>7} {'candidate':>10} {'difference':>11} {'gradients':>10} {'and':>9}"
-        )
+        sides = f"{'base':>10} {'candidate':>10}"
+        lines.append(f"{'% left standing after':<30} {sides} {'difference':>11}   gradients: {sides}")
         for row in self.rows:
             left, right = (100 * part / self.count for part in (row.base, row.candidate))
             lines.append(
-                f"{row.attack:<30} {left:>6.1f}% {right:>9.1f}% {100 * row.difference:>+11.1f} "
-                f"{row.base_gradients:>10,} {row.candidate_gradients:>9,}"
+                f"{row.attack:<30} {left:>10.1f} {right:>10.1f} {100 * row.difference:>+11.1f} "
+                f"{'':>12} {row.base_gradients:>10,} {row.candidate_gradients:>10,}"
             )
         lines.append(
             f"gradients per image that stands at the end: base {self.base_effort.per_standing:.0f}, "

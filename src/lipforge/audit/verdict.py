@@ -38,7 +38,8 @@ def decide(union: Comparison, plain: Comparison, *, same: bool, margin: float) -
     if -margin <= low and high <= margin:
         return Decision("no change", f"no change: {found}, less than {100 * margin:g} either way")
     needed = images_needed(union, margin)
-    return Decision("undecided", f"undecided: {found}; about {needed:,} images might decide it", needed)
+    way = "might decide it" if union.difference else "with the same shares would make it no change"
+    return Decision("undecided", f"undecided: {found}; about {needed:,} images {way}", needed)
 
 
 def images_needed(union: Comparison, margin: float) -> int:

@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from lipforge.analysis import Analysis, Spread
 from lipforge.analysis import analyse as analyse_model
 from lipforge.analysis.plots import plot_analysis
-from lipforge.attacks import Attack, parse_attack, text_form
+from lipforge.attacks import Attack, text_form
 from lipforge.batching import batches
-from lipforge.cli import options
+from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.data import DataSet
 from lipforge.forge import forged, load_recipe
 from lipforge.models import load_model
 from lipforge.progress import progress
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 from lipforge.types import Threat
 
 BATCH_SIZE = 32
@@ -57,7 +57,7 @@ def analyse(
 
     lipforge analyse cifar10-resnet --recipe recipe.json --images 64 --attack pgd --eps 8/255 --run runs/x --plot plots
     """
-    chosen = None if attack == "none" else parse_attack(attack)
+    chosen = None if attack == "none" else attacking.parse(attack)
     threat = Threat(norm, eps)  # type: ignore[arg-type]  # Threat checks the word itself
     where = options.pick_device(device)
     folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
@@ -74,7 +74,8 @@ def analyse(
         data_name=source.name,
         attack="" if chosen is None else f"{text_form(chosen)} {threat} on the forged model, seed {seed}",
     )
-    paths = [] if run is None else [RunDir.open(run).write_result(RESULT, result)]
+    kept = options.open_run(run)
+    paths = [] if kept is None else [kept.write_result(RESULT, result)]
     paths += [] if plot is None else plot_analysis(result, plot)
     if json:
         print_json({**record(result), "wrote": paths})

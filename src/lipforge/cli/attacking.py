@@ -7,6 +7,7 @@ from typing import Annotated, cast
 import typer
 from torch import nn
 
+from lipforge.attacks import Attack, autoattack, parse_attack
 from lipforge.cli.output import results
 from lipforge.errors import InputError
 from lipforge.forge import forged, load_recipe, plain, set_ratio_
@@ -18,6 +19,11 @@ NormName = Annotated[str, typer.Option("--norm", help="linf or l2.")]
 Run = Annotated[str | None, typer.Option(help="A run directory: keeps every shard; the same command resumes.")]
 AttackSeed = Annotated[int, typer.Option(help="Seed of the attacks' random starts.")]
 ShardSize = Annotated[int, typer.Option(help="Images that are attacked together, and kept together.")]
+
+
+def parse(text: str) -> Attack:
+    """The attack that `text` names; plain `autoattack` is the fast version."""
+    return autoattack("fast") if text.strip() == "autoattack" else parse_attack(text)
 
 
 def threats(norm: str, eps: str) -> list[Threat]:

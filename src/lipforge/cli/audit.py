@@ -16,7 +16,7 @@ from lipforge.forge import load_recipe, set_ratio_
 from lipforge.models import load_model
 from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import process_group
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 from lipforge.types import Norm, Threat, parse_number
 
 
@@ -76,7 +76,7 @@ def audit_command(
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
         images = options.open_data(data, limit, seed, root, folder)
         base, other, name = _subjects(model, candidate, recipe, ratio, weights, candidate_weights, weights_dir)
-        kept = None if run is None else RunDir.open(run)
+        kept = options.open_run(run)
         found: ImageData = images
         classes = classes_of(base.to(where), found)
         plan = audit_plan(

@@ -91,7 +91,7 @@ def certify(
             if rank.is_first:
                 _show_costs({label: _cost(view, images, plan) for label, view in views.items()}, json)
             return
-        opened = None if run is None else RunDir.open(run)
+        opened = options.open_run(run)
         found = [_certify(view, images, plan, opened, label, model) for label, view in views.items()]
         if rank.is_first:
             _report(model, found, plan, run, json)

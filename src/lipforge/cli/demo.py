@@ -95,7 +95,7 @@ def demo(
     sizes = FULL if full else SMALL
     classifier = load_model(model, weights)
     calibration, validation, test = _images(sizes, count)
-    run = RunDir.open(out)
+    run = RunDir.open(out, command=options.command_line())
     result = _run(classifier, model, calibration, validation, test, run, sizes)
     run.write_result("demo", result)
     _say(7, "writing the report")

@@ -1,18 +1,14 @@
 """`lipforge evaluate`: accuracy under attack, resumable and on as many devices as there are."""
 
 import hashlib
-import shlex
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-import torch
 import typer
 from torch import nn
 
-from lipforge.attacks import Attack, autoattack, parse_attack
-from lipforge.cli import options
+from lipforge.cli import attacking, options
 from lipforge.cli.estimates import show_estimates
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.errors import InputError
@@ -28,7 +24,7 @@ from lipforge.models import load_model
 from lipforge.progress import duration
 from lipforge.ranks import process_group
 from lipforge.records import read_json
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 from lipforge.types import Norm, Threat, parse_number
 
 VIEWS = {"plain": plain, "forged": forged, "straight_through": straight_through}
@@ -103,12 +99,10 @@ def evaluate_command(
 
     torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
-    attacks, threat = [parse(text) for text in attack or ["autoattack"]], Threat(cast(Norm, norm), eps)
+    attacks, threat = [attacking.parse(text) for text in attack or ["autoattack"]], Threat(cast(Norm, norm), eps)
     if save_images and run is None:
         raise InputError("--save-images needs --run, a directory to keep them in")
     where = options.pick_device(device)
-    # cuDNN may otherwise choose algorithms that add in another order each time.
-    torch.backends.cudnn.deterministic = True
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
         images = options.open_data(data, limit, seed, root, folder)
@@ -136,7 +130,7 @@ def evaluate_command(
                     json,
                 )
             return
-        kept = None if run is None else RunDir.open(run, command=shlex.join(["lipforge", *sys.argv[1:]]))
+        kept = options.open_run(run)
         found = [
             evaluate(
                 subject.classifier,
@@ -157,11 +151,6 @@ def evaluate_command(
         ]
         if rank.is_first:
             _report(found, run, json)
-
-
-def parse(text: str) -> Attack:
-    """The attack that `text` names; plain `autoattack` is the fast version."""
-    return autoattack("fast") if text.strip() == "autoattack" else parse_attack(text)
 
 
 def _subjects(model: nn.Module, recipe: str | None, ratio: str | None, views: list[str] | None) -> list[Subject]:

@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, TextIO
 
+import torch
 import typer
 
 from lipforge.cli import (
@@ -87,6 +88,8 @@ def main() -> None:
 
 def _run() -> None:
     debug = "--debug" in sys.argv
+    # cuDNN may otherwise choose algorithms that add in another order each time.
+    torch.backends.cudnn.deterministic = True
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         with warnings.catch_warnings():

@@ -1,6 +1,8 @@
 """Options that several commands share, spelled once."""
 
 import os
+import shlex
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +16,7 @@ from lipforge.forge.masks import MASKS
 from lipforge.forge.sites import RULES
 from lipforge.models import list_models
 from lipforge.ranks import own_device
+from lipforge.runs import RunDir
 
 
 def _complete(names: Callable[[], list[str]]) -> Callable[[str], list[str]]:
@@ -102,6 +105,16 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device must be one that torch can use here, got {name!r}: {str(error)[:100]}") from None
     return device
+
+
+def open_run(path: str | None) -> RunDir | None:
+    """The run directory of a command, which keeps the command; None where none was asked for."""
+    return None if path is None else RunDir.open(path, command=command_line())
+
+
+def command_line() -> str:
+    """The command as it was given."""
+    return shlex.join(["lipforge", *sys.argv[1:]])
 
 
 def check_out(out: str) -> None:

@@ -1,10 +1,10 @@
 """`lipforge search`: choose the ratio of a recipe on validation images."""
 
+import re
 from typing import Annotated, cast
 
 import typer
 
-from lipforge.attacks import parse_attack
 from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.errors import InputError
@@ -15,7 +15,7 @@ from lipforge.evaluation.scores import RatioScore, SearchResult
 from lipforge.forge import load_recipe, save_recipe, set_ratio_
 from lipforge.models import load_model
 from lipforge.ranks import process_group
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 from lipforge.searching import Metric, choose_ratio
 from lipforge.types import Norm, Threat, parse_number
 
@@ -79,18 +79,21 @@ def search(
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
         images = options.open_data(data, limit, seed, root, folder)
         loaded = load_model(model, weights, weights_dir=weights_dir).to(where)
-        load_recipe(recipe).apply_(loaded)
+        chosen = load_recipe(recipe)
+        chosen.apply_(loaded)
+        if rank.is_first:
+            _warn_of_overlap(chosen.data, images.name)
         found = choose_ratio(
             loaded,
             images,
             threat=Threat(cast(Norm, norm), eps),
             ratios=[parse_number(part, name="ratios") for part in ratios.split(",")],
-            attack=parse_attack(attack),
+            attack=attacking.parse(attack),
             metric=cast(Metric, metric),
             groups=True if stages else groups or False,
             near=None if exhaustive else NEAR,
             all_ratios=all_ratios,
-            run=None if run is None else RunDir.open(run),
+            run=options.open_run(run),
             seed=attack_seed,
             shard_size=shard_size,
         )
@@ -102,6 +105,16 @@ def search(
             set_ratio_(loaded, found.chosen)
             save_recipe(out, loaded)
     _report(model, found, [path for path in (plot, out) if path is not None], run, json)
+
+
+def _warn_of_overlap(calibration: str, validation: str) -> None:
+    """Say so where the validation images come from the set that the bounds come from."""
+    whole = [re.sub(r"/(first|random) \d+$", "", name) for name in (calibration, validation)]
+    if whole[0] == whole[1]:
+        note(
+            f"the recipe's bounds come from {calibration} and the search uses {validation}: some images may be in "
+            "both. For disjoint ones take another set, or lipforge.split in Python"
+        )
 
 
 def _report(model: str, found: SearchResult, paths: list[str], run: str | None, json: bool) -> None:

@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from lipforge.attacks import parse_attack
 from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.evaluation.results import share_text
@@ -12,7 +11,7 @@ from lipforge.evaluation.sweep import SweepResult, result_name
 from lipforge.evaluation.sweep import sweep as sweep_all
 from lipforge.models import load_model
 from lipforge.ranks import process_group
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 
 
 def sweep(
@@ -54,7 +53,7 @@ def sweep(
 
     lipforge sweep cifar10-resnet --recipe recipe.json --attack cw --eps 8/255 --run runs/cw
     """
-    chosen = [parse_attack(text) for text in attack or ["fgsm", "pgd"]]
+    chosen = [attacking.parse(text) for text in attack or ["fgsm", "pgd"]]
     radii = attacking.threats(norm, eps)
     where = options.pick_device(device)
     with process_group(where) as rank:
@@ -67,7 +66,7 @@ def sweep(
             chosen,
             radii,
             carry=not independent,
-            run=None if run is None else RunDir.open(run),
+            run=options.open_run(run),
             seed=attack_seed,
             shard_size=shard_size,
         )

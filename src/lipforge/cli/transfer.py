@@ -4,7 +4,6 @@ from typing import Annotated, cast
 
 import typer
 
-from lipforge.attacks import parse_attack
 from lipforge.cli import attacking, options
 from lipforge.cli.output import note, print_json, results, table
 from lipforge.errors import InputError
@@ -13,7 +12,7 @@ from lipforge.evaluation.transfer import TransferResult
 from lipforge.evaluation.transfer import transfer as transfer_to
 from lipforge.models import load_model
 from lipforge.ranks import process_group
-from lipforge.runs import RunDir, record
+from lipforge.runs import record
 from lipforge.types import Norm, Threat
 
 
@@ -57,7 +56,7 @@ def transfer(
     """
     if (target is None) == (recipe is None):
         raise InputError("transfer takes a SOURCE and a TARGET, or a SOURCE with --recipe: one of the two")
-    threat, chosen = Threat(cast(Norm, norm), eps), parse_attack(attack)
+    threat, chosen = Threat(cast(Norm, norm), eps), attacking.parse(attack)
     where = options.pick_device(device)
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
@@ -67,7 +66,7 @@ def transfer(
         if target is not None:
             other = load_model(target, target_weights, weights_dir=weights_dir).to(where)
             sides = {"source": loaded, "target": other}
-        opened = None if run is None else RunDir.open(run)
+        opened = options.open_run(run)
         first, second = sides
         found = [
             transfer_to(

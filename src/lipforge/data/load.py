@@ -66,6 +66,11 @@ def load_data(
     >>> len(data), data.classes, data.class_names[data[0][1]]
     (100, 10, 'cat')
     """
+    if not isinstance(spec, str):
+        raise InputError(
+            f"spec must name a data set, got {type(spec).__name__}; for arrays and tensors use from_arrays, "
+            "or pass a pair (images, labels) where data is asked for"
+        )
     kind, _, rest = spec.partition(":")
     if kind == "folder":
         return open_folder(_path_in(spec), folder, limit=limit, seed=seed or 0)

@@ -16,6 +16,8 @@ def attack_text(attack: Attack) -> str:
     >>> attack_text(AutoAttack("fast", precision="bfloat16"))
     'autoattack:version=fast,precision=bfloat16'
     """
+    if not isinstance(attack, Attack):
+        raise InputError(f"attack must be an attack such as PGD(steps=50) or parse_attack('pgd'), got {attack!r}")
     if isinstance(attack, AutoAttack):
         others = spelled(replace(attack, version=AutoAttack.version)).partition(":")[2]
         return f"{attack.name}:version={attack.version}{',' * bool(others)}{others}"

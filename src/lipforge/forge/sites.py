@@ -197,7 +197,10 @@ def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
         return "the model has no conv or linear layer, so there is no site"
     reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in skipped[:5])
     more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-    return f"no site was found by the rules {', '.join(rules)}. Layers: {reasons}{more}"
+    return (
+        f"no site was found by the rules {', '.join(rules)}. Layers: {reasons}{more}. "
+        "A rule name:GLOB takes any layer by its name"
+    )
 
 
 def _trace(model: nn.Module, images: Tensor | None) -> Graph:
