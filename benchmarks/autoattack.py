@@ -85,6 +85,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--weights-dir", type=Path, help=f"a folder with any of {', '.join(p.file for p in PEERS.values())}"
     )
+    parser.add_argument("--only", help="of the default models, only these: names of the table, with commas")
     parser.add_argument("--model", help="only this model, as lipforge.load_model takes it")
     parser.add_argument("--weights", help="its weights")
     parser.add_argument("--eps", default="8/255", help="for --model")
@@ -107,7 +108,11 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
     for name, peer in PEERS.items():
         if options.weights_dir and (options.weights_dir / peer.file).exists():
             found.append(Subject(name, lambda peer=peer: load_peer(peer, options.weights_dir), peer.eps))
-    return found
+    wanted = options.only.split(",") if options.only else [subject.name for subject in found]
+    unknown = sorted(set(wanted) - {subject.name for subject in found})
+    if unknown:
+        raise SystemExit(f"--only must name models of the table, got {unknown[0]!r}")
+    return [subject for subject in found if subject.name in wanted]
 
 
 def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Module:

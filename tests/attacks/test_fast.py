@@ -7,7 +7,9 @@ from lipforge.attacks import APGD, PGD, Cascade, Escalate, Prepared, Rounds, aut
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.fast import settle_disputes
 from lipforge.attacks.trial import Trial
+from lipforge.data import load_data
 from lipforge.errors import InputError
+from lipforge.models import load_model
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 from tests.attacks.test_checks import Rounding
@@ -94,6 +96,22 @@ def test_what_fools_only_the_stand_in_is_attacked_on_the_model_itself_and_noted(
     # Some of the others fall by chance, to a random point that the stand-in was asked about.
     (note,) = (note for note in result.notes if "fooled only the model's stand-in" in note)
     assert int(note.split()[0]) == result.outcome.count("apgd") > 2
+
+
+@pytest.mark.slow
+def test_a_real_model_behind_a_quantiser_is_escalated_and_broken_without_gradients():
+    robust = load_model("cifar10-resnet")
+    x, y = load_data("cifar10-sample").batch(range(8))
+    right = (robust(x).argmax(dim=1) == y).nonzero().squeeze(1)[:2]
+    x, y = x[right], y[right]
+
+    def quantised(images):
+        return robust((images * 31).round() / 31)  # a gradient of 0 wherever there is one
+
+    result = autoattack("fast").run(quantised, x, y, threat=Threat("linf", "16/255"))
+    assert any("looked masked and went through the standard cascade" in note for note in result.notes)
+    assert result.stages[-1].attack == "square"
+    assert result.fooled.all()
 
 
 def test_an_attack_on_disputed_images_leaves_the_others_and_the_stand_in_alone():

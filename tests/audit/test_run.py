@@ -131,6 +131,18 @@ def test_the_union_only_falls_from_row_to_row_and_ends_at_what_the_verdict_compa
     assert report.clean.forged_accuracy == report.rows[0].candidate / 12 == 1
 
 
+@pytest.mark.slow
+def test_the_standard_plan_with_square_runs_to_the_end_in_l2():
+    model, (x, y) = small()
+    plan = audit_plan("standard", classes=model(x[:1]).shape[1], square=40)
+    report = audit(model, (x[:4], y[:4]), Threat("l2", 0.05), plan=plan)
+    assert report.plain_attack == "autoattack:version=standard"
+    assert "square" in [row.attack for row in report.rows]
+    assert (report.base_given_up, report.candidate_given_up) == (0, 0)
+    assert (report.norm, report.count) == ("l2", 4)
+    assert 0 < report.rows[-1].candidate <= report.rows[1].candidate
+
+
 def test_both_sides_get_as_many_gradients_per_image_that_stands():
     model, data = small()
     report = audit(model, data, Threat("linf", 0.001), plan=PLAN)
