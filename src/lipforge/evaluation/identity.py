@@ -16,7 +16,7 @@ def attack_text(attack: Attack) -> str:
     >>> attack_text(AutoAttack("fast", precision="bfloat16"))
     'autoattack:version=fast,precision=bfloat16'
     """
-    if not isinstance(attack, Attack):
+    if not callable(getattr(attack, "run", None)):
         raise InputError(f"attack must be an attack such as PGD(steps=50) or parse_attack('pgd'), got {attack!r}")
     if isinstance(attack, AutoAttack):
         others = spelled(replace(attack, version=AutoAttack.version)).partition(":")[2]
