@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, PGD, Cascade, Escalate, Prepared, Rounds, autoattack
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Prepared, Rounds, Square, autoattack, margin
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.fast import settle_disputes
 from lipforge.attacks.trial import Trial
@@ -175,3 +175,33 @@ def test_a_branch_brings_back_what_it_found_and_what_it_cost():
     assert int(trial.forwards.sum()) == 30 + int(branch.forwards.sum())
     assert int(trial.backwards.sum()) == int(branch.backwards.sum())
     assert trial.closest[3] == branch.closest[[0, 4]].max()
+    assert torch.equal(margin(model(trial.images), y)[at[:4]], trial.closest[at[:4]])
+
+
+def test_the_image_of_one_that_stands_is_the_strongest_point_of_the_whole_cascade():
+    model = small_net()
+    x, y = small_images(model, 20)
+    attack = Cascade((APGD(steps=10, loss="margin"), PGD(steps=1), Square(queries=2)))
+    result = attack.run(model, x, y, threat=Threat("linf", 0.004))
+    assert 5 < (~result.fooled).sum() < 20
+    found = margin(model(result.images), y)
+    torch.testing.assert_close(found[~result.fooled], result.closest[~result.fooled])
+    alone = APGD(steps=10, loss="margin").run(model, x, y, threat=Threat("linf", 0.004))
+    assert (found >= margin(model(alone.images), y) - 1e-6)[~result.fooled].all()
+
+
+def test_the_model_itself_is_shown_the_strongest_point_of_what_stands():
+    model = small_net()
+    x, y = small_images(model, 80)
+    x, y = x[y == y[0]], y[y == y[0]]
+
+    def timid(images):  # sees their class a little too strong
+        logits = model(images)
+        return logits + 0.1 * torch.nn.functional.one_hot(y[0], logits.shape[1])
+
+    threat = Threat("linf", 0.01)
+    without = APGD(steps=10, loss="margin").run(timid, x, y, threat=threat)
+    searched = APGD(steps=10, loss="margin").run(Prepared(model, timid), x, y, threat=threat)
+    assert torch.equal(searched.fooled, is_fooled(model, searched.images, y))
+    assert searched.fooled.sum() > without.fooled.sum()
+    assert searched.stages[-1].robust == int((~searched.fooled).sum())

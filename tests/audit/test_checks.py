@@ -88,17 +88,29 @@ def test_rounding_must_not_decide(counts, passed):
     assert checks.precision(counts).passed is passed
 
 
-def certificate(label, shares, sigma=0.25):
+MODELS = {"base": "b", "candidate": "c"}
+TERMS = {"sigma": 0.25, "n0": 100, "n": 1000, "alpha": 0.001, "seed": 0, "only_correct": False, "data_digest": "d"}
+
+
+def certificate(model, shares, **terms):
     curve = [{"radius": radius, "accuracy": share} for radius, share in zip((0.0, 0.25), shares, strict=True)]
-    return {"label": label, "sigma": sigma, "n": 1000, "count": 50, "curve": curve}
+    return {**TERMS, "model_digest": model, "curve": curve, **terms}
 
 
 def test_certificates_are_compared_where_a_run_has_both():
-    base = certificate("base", (0.6, 0.4))
-    assert checks.smoothing([base, certificate("forged", (0.6, 0.5))]).passed
-    assert checks.smoothing([base, certificate("forged", (0.7, 0.3))]).passed is False
-    assert checks.smoothing([base]).passed is None
-    assert checks.smoothing([base, certificate("forged", (0.6, 0.5), sigma=0.5)]).passed is None
+    base = certificate("b", (0.6, 0.4))
+    assert checks.smoothing([base, certificate("c", (0.6, 0.5))], MODELS).passed
+    assert checks.smoothing([base, certificate("c", (0.7, 0.3))], MODELS).passed is False
+    assert checks.smoothing([base], MODELS).passed is None
+
+
+def test_certificates_of_another_model_or_on_other_terms_vouch_for_nothing():
+    base = certificate("b", (0.6, 0.4))
+    assert checks.smoothing([base, certificate("another ratio", (0.6, 0.5))], MODELS).passed is None
+    for term in ({"sigma": 0.5}, {"alpha": 0.05}, {"data_digest": "e"}):
+        assert checks.smoothing([base, certificate("c", (0.6, 0.5), **term)], MODELS).passed is None
+    worse = [certificate(model, share, sigma=1.0) for model, share in (("b", (0.6, 0.4)), ("c", (0.5, 0.4)))]
+    assert checks.smoothing([base, certificate("c", (0.6, 0.5)), *worse], MODELS).passed is False
 
 
 def test_an_uneven_end_is_a_doubt_and_shards_weigh_alike():

@@ -42,7 +42,7 @@ def report():
         }
         for number in (1, 2)
     )
-    return gather([first, second], None, ABOUT, PLAN, ["mine"], None)
+    return gather([first, second], None, ABOUT, PLAN, ["mine"], [], {"base": "b", "candidate": "c"})
 
 
 def test_notes_of_every_stage_are_kept_and_added_up_over_shards():

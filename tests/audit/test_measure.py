@@ -32,6 +32,7 @@ def test_what_stands_on_a_line_is_what_lies_further_than_eps():
     found = measured(line, Threat("linf", 0.1))
     expected = [False, True, True, False]
     assert (found["fgsm"], found["pgd"], found["cw"]) == (expected, expected, expected)
+    assert found["cw_of_base"] == expected
     assert [count for _, count in found["sweep"]] == [2, 1, 1]
     assert [radius for radius, _ in found["sweep"]] == pytest.approx([0.1, 0.2, 96 / 255])
 

@@ -80,7 +80,7 @@ def test_plain_and_forged_views_of_one_model_are_told_apart(tmp_path):
 
 def test_a_function_in_a_run_has_to_be_named(tmp_path):
     run, model = RunDir.open(tmp_path), Tiny().eval()
-    with pytest.raises(InputError, match="identity must say"):
+    with pytest.raises(InputError, match="say what it is with identity"):
         certify(lambda x: model(x), DATA, **SETTINGS, run=run)
     certify(lambda x: model(x), DATA, **SETTINGS, run=run, identity={"model": "tiny-0"})
     with pytest.raises(RunError, match="tiny-1"):

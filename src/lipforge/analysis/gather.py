@@ -42,9 +42,11 @@ class SiteFigures:
         before, after = seen.before, seen.after
         zero = (before == 0).flatten(1).double().mean(dim=1)
         changed = (before != after).flatten(1).double().mean(dim=1)
+        # An image that was misclassified as it was given has no adversarial twin but itself.
+        moved = (before[clean:] != before[: len(before) - clean]).flatten(1).any(dim=1)
         for name, values in ((f"zero_{kind}", zero), (f"suppressed_{kind}", changed)):
             self.add(f"{name}_clean", values[:clean])
-            self.add(f"{name}_adversarial", values[clean:])
+            self.add(f"{name}_adversarial", values[clean:][moved])
         if not is_linear(self.layer):
             return
         if len(before) > clean:

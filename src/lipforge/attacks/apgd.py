@@ -110,7 +110,7 @@ class Schedule:
 
 
 def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter: int) -> None:
-    """One run of APGD on the images that stand; the others end at the best point it found."""
+    """One run of APGD on the images that stand."""
     if trial.threat.norm == "l1":
         climb_l1(trial, goal, schedule.steps, repeats=schedule.repeats, stream=stream, counter=counter)
         return
@@ -135,7 +135,6 @@ def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter:
         climbers = climbers.only(standing)
         if step in checkpoints:
             climbers.judge(checkpoints[step], schedule.rho)
-    trial.keep(climbers.best_point, climbers.at)
 
 
 @dataclass

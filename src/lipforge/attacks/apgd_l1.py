@@ -26,7 +26,6 @@ def climb_l1(trial: Trial, goal: Goal, steps: int, *, repeats: int, stream: str,
     for radius, count in zip(RADII, phases(steps), strict=True):
         if count and len(at):
             at, point = _phase(trial, at, point, goal, Threat("l1", radius * trial.threat.eps), count, repeats)
-    trial.keep(project(point, trial.x[at], trial.threat), at)
 
 
 def phases(steps: int) -> tuple[int, int, int]:

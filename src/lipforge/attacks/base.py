@@ -56,6 +56,7 @@ class Attack(Protocol):
             trial.announce(self.name)
             trial.clean_logits()
             self.attack(trial)
+            trial.ask_model()
             trial.notes += gradient_notes(trial)
         return trial.result(self.name)
 

@@ -39,5 +39,4 @@ class FGSM(Attack):
             start = random_start(x, threat, seed=trial.seed, sample_ids=trial.ids[at], stream="fgsm-start")
         gradient = trial.gradient(start, at, away(trial, find_loss(self.loss))).gradient
         x_adv = project(start + steepest_step(gradient, threat, self.step * threat.eps), x, threat)
-        trial.keep(x_adv, at)
         trial.record(x_adv, at, trial.logits(x_adv, at))

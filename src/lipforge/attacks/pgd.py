@@ -63,5 +63,4 @@ def ascend(trial: Trial, at: Tensor, start: Tensor, goal: Goal, *, steps: int, s
         at, x_adv, gradient = at[standing], x_adv[standing], slope.gradient[standing]
         x_adv = project(x_adv + steepest_step(gradient, trial.threat, step_size), trial.x[at], trial.threat)
     if len(at):
-        trial.keep(x_adv, at)
         trial.record(x_adv, at, trial.logits(x_adv, at))

@@ -20,6 +20,8 @@ class Stage:
 class AttackResult:
     """Images (N, C, H, W) inside the threat, which of them fool the model, and what each has cost.
 
+    The image of one that stands is the strongest point that was found for it: that with the largest margin.
+
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack fooled it. `forwards` and
     `backwards` (N,) count the passes each image went through. `given_up` are the robust images that autoattack("fast")
     left before its last round. `closest` (N,) is the largest margin, max_{i != y} z_i - z_y, that any point reached.

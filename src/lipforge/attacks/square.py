@@ -75,7 +75,6 @@ class Square(Attack):
                     at, best, value, windows = at[rows], best[rows], value[rows], windows.only(rows)
                     if len(at) == 0:
                         return
-        trial.keep(best, at)
 
     def _draw(self, trial: Trial, at: Tensor, stream: str, first: int) -> "Windows":
         """The windows of the next DRAWN_AT_ONCE queries: two positions, a turn, and a sign per channel for each."""

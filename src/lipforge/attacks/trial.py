@@ -106,15 +106,17 @@ class Trial:
         """Take in what a branch found for the images at these positions, and what it cost."""
         self.forwards.index_add_(0, at, branch.forwards)
         self.backwards.index_add_(0, at, branch.backwards)
-        self.closest.scatter_reduce_(0, at, branch.closest, "amax")
         self.zero_gradient[at[branch.zero_gradient]] = True
         self.disputed[at[branch.disputed]] = True
         self.notes += branch.notes
         self.quick = branch.quick  # the model itself, if the stand-in failed there
-        # In order, so that of several images that fool the model for one the last is kept on every device.
-        for row in branch.fooled.nonzero().squeeze(1).tolist():
-            self.fooled[at[row]] = True
-            self.images[at[row]] = branch.images[row]
+        stronger = branch.fooled | (branch.closest > self.closest[at])
+        # One by one, so that of several points for one image the strongest is kept on every device.
+        for row in branch.closest.argsort(stable=True).tolist():
+            if stronger[row] and not self.fooled[at[row]]:
+                self.fooled[at[row]] = branch.fooled[row]
+                self.images[at[row]] = branch.images[row]
+        self.closest.scatter_reduce_(0, at, branch.closest, "amax")
 
     def clean_logits(self) -> Tensor:
         """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
@@ -145,7 +147,10 @@ class Trial:
         return slope
 
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
-        """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more."""
+        """Which of these images (M,) still stand; the others are kept as they are here and do not stand any more.
+
+        Of an image that stands, the point with the largest margin so far is kept.
+        """
         value = margin(logits, self.y[at]).to(self.closest)
         standing = value < 0
         if not standing.all():
@@ -153,13 +158,29 @@ class Trial:
             fooled, value[rows] = self._confirm(x_adv[rows], at[rows])
             standing[rows] = ~fooled
             self.fooled[at[rows]] = fooled
-            self.images[at[rows[fooled]]] = x_adv[rows[fooled]]
+        stronger = (value > self.closest[at]) | ~standing
+        self.images[at[stronger]] = x_adv[stronger]
         self.closest[at] = torch.maximum(self.closest[at], value)
         return standing
 
-    def keep(self, x_adv: Tensor, at: Tensor) -> None:
-        """Make `x_adv` the answer for images that stand: the best an attack found without fooling them."""
-        self.images[at] = x_adv
+    @torch.no_grad()
+    def ask_model(self) -> None:
+        """Show the model itself the strongest point of every image that stands, if the search was on a stand-in.
+
+        A success of the stand-in is confirmed at once; this is for the points at which it was wrong the other way.
+        """
+        at = (~self.fooled).nonzero().squeeze(1)
+        if self.quick is self.model or len(at) == 0:
+            return
+        self.forwards[at] += 1
+        logits = logits_of(self.model, self.images[at], self.ids[at])
+        self.fooled[at] = (logits.argmax(dim=1) != self.y[at]) & inside(self.images[at], self.x[at], self.threat)
+        self.closest[at] = torch.maximum(self.closest[at], margin(logits, self.y[at]).to(self.closest))
+        if self.stages:  # it belongs to the last one, which is closed again
+            last = self.stages.pop()
+            forwards, backwards, now = self._settled
+            self._settled = (forwards - last.forwards, backwards - last.backwards, now - last.seconds)
+            self.settle(last.attack)
 
     def settle(self, attack: str) -> None:
         """Close a stage, if anything was asked since the last: note what it fooled, and what it cost."""
@@ -202,7 +223,9 @@ class Trial:
         logits = logits_of(self.model, x_adv, self.ids[at])
         again = logits.argmax(dim=1) != self.y[at]
         self.disputed[at] |= ~again
-        return again & inside(x_adv, self.x[at], self.threat), margin(logits, self.y[at]).to(self.closest)
+        within = inside(x_adv, self.x[at], self.threat)
+        value = margin(logits, self.y[at]).to(self.closest)
+        return again & within, torch.where(within, value, -torch.inf)  # what is outside is no point of the threat
 
     def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
         self.forwards[at] += 1

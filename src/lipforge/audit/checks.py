@@ -11,6 +11,8 @@ from lipforge.audit.report import Check
 
 ALONE = 0.005
 """Share of the images that a weaker attack may break alone: two attacks of equal strength differ by chance."""
+TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")
+"""What two certificates must share to be compared."""
 ALONG = 0.9
 """Share of images on which the gradient must beat random directions."""
 
@@ -33,7 +35,7 @@ def checklist(measured: Mapping[str, Any], plain: Sequence[bool], transfer: Sequ
         sweep(measured["sweep"], count),
         transferred(plain, transfer),
         weight_variant(measured, count),
-        carlini_wagner(measured["cw"], transfer[:count]),
+        carlini_wagner(measured["cw"], measured["cw_of_base"]),
         along_the_gradient(measured["directions"]),
         zero_gradients(measured["zero_gradients"], count),
     )
@@ -86,8 +88,8 @@ def weight_variant(measured: Mapping[str, Any], count: int) -> Check:
 
 
 def carlini_wagner(cw: Sequence[bool], transfer: Sequence[bool]) -> Check:
-    """CW on the candidate must leave no more than images made for the base."""
-    text = f"CW leaves {sum(cw)} of {len(cw)}, images made for the base {sum(transfer)}"
+    """CW on the candidate must leave no more than the images that CW made for the base."""
+    text = f"CW leaves {sum(cw)} of {len(cw)}, its images for the base {sum(transfer)}"
     return Check("CW at least as strong as transfer", sum(cw) <= sum(transfer), text)
 
 
@@ -141,21 +143,30 @@ def precision(counts: Mapping[str, int] | None) -> Check:
     return Check(name, counts["flips"] == 0 and counts["broken"] == 0, text)
 
 
-def smoothing(results: Sequence[Mapping[str, Any]]) -> Check:
-    """Certified accuracy of the candidate must be no lower than the base's, where a run has both."""
+def smoothing(results: Sequence[Mapping[str, Any]], models: Mapping[str, str]) -> Check:
+    """Certified accuracy of the candidate must be no lower than the base's, where a run has both on the same terms.
+
+    `models` are the digests of "base" and "candidate": certificates of other models, or at another ratio, do not count.
+    """
     name = "certified accuracy no lower than the base's"
-    by = {result["label"]: result for result in results}
-    if "base" not in by or "forged" not in by:
-        return Check(name, None, "the run has no certificates labelled base and forged; lipforge certify makes them")
-    base, forged = (
-        [(point["radius"], point["accuracy"]) for point in by[label]["curve"]] for label in ("base", "forged")
+    base, candidate = ([each for each in results if each["model_digest"] == models[side]] for side in models)
+    if not base or not candidate:
+        return Check(name, None, "the run has no certificates of these two models; lipforge certify makes them")
+    pairs = [(one, two) for one in base for two in candidate if all(one[key] == two[key] for key in TERMS)]
+    if not pairs:
+        return Check(name, None, f"the certificates of the two differ in one of {', '.join(TERMS)}")
+    found = []
+    for one, two in pairs:
+        theirs = {point["radius"]: point["accuracy"] for point in two["curve"]}
+        found += [
+            (one["sigma"], point["radius"], point["accuracy"], theirs[point["radius"]])
+            for point in one["curve"]
+            if point["radius"] in theirs
+        ]
+    text = ", ".join(
+        f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found
     )
-    shared = [(radius, share, dict(forged)[radius]) for radius, share in base if radius in dict(forged)]
-    text = ", ".join(f"{100 * a:.1f} and {100 * b:.1f} at {radius:g}" for radius, a, b in shared[:4])
-    settings = {(result["sigma"], result["n"], result["count"]) for result in (by["base"], by["forged"])}
-    if len(settings) > 1 or not shared:
-        return Check(name, None, "the certificates of base and forged differ in sigma, n or images")
-    return Check(name, all(b >= a for _, a, b in shared), f"base and forged: {text}")
+    return Check(name, all(b >= a for *_, a, b in found), f"base and candidate: {text}")
 
 
 def _only(weak: Sequence[bool], strong: Sequence[bool]) -> int:

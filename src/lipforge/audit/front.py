@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks import Attack, square_notes
+from lipforge.attacks.checks import PROBE
 from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.audit.stages import LONGER, PLAIN
@@ -74,7 +75,7 @@ class Front:
         alone = square_notes(result.stages, len(places)) if stage == PLAIN else []
         self.notes += [(stage, note) for note in result.notes if note not in alone]
         if stage == PLAIN:
-            self.square = sum(outcome.startswith("square") for outcome in result.outcome)
+            self.square = sum(outcome == PROBE or outcome.startswith("square") for outcome in result.outcome)
         for place, outcome in zip(places, result.outcome, strict=True):
             if outcome != ROBUST:
                 self.outcome[place] = stage

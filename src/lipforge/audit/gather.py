@@ -11,7 +11,6 @@ from lipforge.audit.report import AuditReport, AuditRow, Check, Effort
 from lipforge.audit.stages import CLEAN, PLAIN, stage_names
 from lipforge.audit.verdict import decide
 from lipforge.evaluation.compare import paired
-from lipforge.runs import RunDir
 
 COUNTED = re.compile(r"(\d+) of (\d+)( images .*)", re.DOTALL)
 
@@ -22,14 +21,16 @@ def gather(
     about: Mapping[str, Any],
     plan: Plan,
     surrogates: list[str],
-    run: RunDir | None,
+    certificates: Sequence[Mapping[str, Any]],
+    models: Mapping[str, str],
 ) -> AuditReport:
-    """The report of all shards; a run is asked for certificates."""
+    """The report of all shards; `certificates` are results of certify, `models` the digests of base and candidate."""
     base, candidate = (_joined(shards, side, "outcome") for side in ("base", "candidate"))
     stages = stage_names(surrogates, square=plan.square > 0)
     union, plain = (paired(_left(base, upto), _left(candidate, upto)) for upto in (stages, stages[:1]))
     decision = decide(union, plain, same=all(shard["same"] for shard in shards), margin=plan.margin)
-    found = _checks(shards, measured, _left(candidate, [PLAIN]), run)
+    smoothing = checks.smoothing(certificates, models)
+    found = (*_checks(shards, measured, _left(candidate, [PLAIN])), smoothing)
     failed = [check for check in found if check.passed is False]
     return AuditReport(
         verdict=decision.verdict,
@@ -56,13 +57,12 @@ def gather(
 
 
 def _checks(
-    shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None, plain: list[bool], run: RunDir | None
+    shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None, plain: list[bool]
 ) -> tuple[Check, ...]:
     transfer = [right for shard in shards for right in shard["transfer"]["candidate"]]
     counts = [shard["precision"] for shard in shards]
     precision = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
     square = sum(shard["candidate"]["square"] for shard in shards)
-    certificates = [run.read_result(name) for name in run.results()] if run is not None else []
     return (
         *(checks.checklist(measured, plain, transfer) if measured is not None else ()),
         checks.even_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
@@ -70,7 +70,6 @@ def _checks(
             [note for stage, note in _notes(shards, "candidate") if stage == PLAIN], square, len(plain)
         ),
         checks.precision(precision),
-        checks.smoothing([result for result in certificates if result.get("kind") == "certify"]),
     )
 
 

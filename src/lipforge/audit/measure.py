@@ -30,13 +30,15 @@ def measure(pair: Pair, x: Tensor, y: Tensor, ids: Tensor, *, threat: Threat, pl
     def stands(classifier: Classifier, attack: Attack, radius: float = threat.eps) -> list[bool]:
         return _stands(classifier, attack, x, y, ids, Threat(threat.norm, radius), seed)
 
-    pgd = PGD(steps=20, loss="margin")
+    pgd, cw = PGD(steps=20, loss="margin"), CW(steps=30)
+    of_base = cw.run(pair.base.classifier, x, y, threat=threat, seed=seed, sample_ids=ids).images
     weights = _weight_variant(pair, x, y)
     return {
         "fgsm": stands(candidate, FGSM()),
         "pgd": stands(candidate, PGD(steps=20)),
         "square": stands(candidate, Square(queries=plan.check_queries)),
-        "cw": stands(candidate, CW(steps=30)),
+        "cw": stands(candidate, cw),
+        "cw_of_base": _right(candidate, x, of_base, y),
         "sweep": [[radius, sum(stands(candidate, pgd, radius))] for radius in radii(threat)],
         "directions": _directions(candidate, x, y, ids, threat, seed),
         "zero_gradients": _zero_gradients(candidate, x, y),
@@ -72,6 +74,12 @@ def _stands(
         result = attack.run(classifier, x[right], y[right], threat=threat, seed=seed, sample_ids=ids[right])
         standing[right] = ~result.fooled
     found: list[bool] = standing.tolist()
+    return found
+
+
+def _right(classifier: Classifier, x: Tensor, made: Tensor, y: Tensor) -> list[bool]:
+    """Which images the classifier gets right as they are, and as they were made for another."""
+    found: list[bool] = (~is_fooled(classifier, x, y) & ~is_fooled(classifier, made, y)).tolist()
     return found
 
 

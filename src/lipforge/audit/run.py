@@ -21,6 +21,7 @@ from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
 from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
 Data = ImageData | tuple[Tensor, Tensor]
@@ -84,7 +85,9 @@ def audit(
     watch = Watch()
     shards = work(task, _shard(pair, source, threat, plan, watch), "audit", status=watch, show=show)
     measured = _measured(pair, source, threat, plan, run, config, show)
-    report = gather(shards, measured, _about(name, source, threat, plan), plan, list(pair.candidate.surrogates), run)
+    models = {side: digest_of(config[side]) for side in ("base", "candidate")}
+    about, names = _about(name, source, threat, plan), list(pair.candidate.surrogates)
+    report = gather(shards, measured, about, plan, names, _certificates(run), models)
     if run is not None and is_first():
         run.write_result(f"audit__{_slug(threat)}", report)
     return report
@@ -203,6 +206,12 @@ def _about(name: str, source: ImageData, threat: Threat, plan: Plan) -> dict[str
         "plain_attack": attack_text(plan.plain),
         "margin": plan.margin,
     }
+
+
+def _certificates(run: RunDir | None) -> list[dict[str, Any]]:
+    """The results of certify that a run holds, those that say of which model."""
+    found = [run.read_result(name) for name in run.results()] if run is not None else []
+    return [result for result in found if result.get("kind") == "certify" and result.get("model_digest")]
 
 
 def _slug(threat: Threat) -> str:

@@ -65,6 +65,8 @@ class CertifyResult:
     seconds: float
     curve: tuple[CurvePoint, ...]
     images: tuple[CertifiedImage, ...]
+    model_digest: str = ""
+    data_digest: str = ""
 
     def certified(self, radius: float) -> list[bool]:
         """For each image, whether it is certified at `radius`."""
@@ -90,6 +92,8 @@ class About:
     label: str
     model: str
     data: str
+    model_digest: str
+    data_digest: str
     sigma: float
     n0: int
     n: int

@@ -24,7 +24,8 @@ from lipforge.errors import InputError
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import model_identity, slug
+from lipforge.runs.identity import identified, slug
+from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier
 
 BATCH_SIZE = 256
@@ -67,7 +68,7 @@ def certify(
     if isinstance(classifier, nn.Module):
         check_eval(classifier)
     positions, name = source.positions, task_name(label, smoothing)
-    model = _model(classifier, identity or {}, in_run=run is not None)
+    model = identified(classifier, identity, in_run=run is not None)
     config = {"lipforge": lipforge_version(), "model": model, "data": source.describe(), **asdict(smoothing)}
     task = open_task(run, name, config, len(positions), max(1, SHARD_DRAWS // (n0 + n)))
     shards = work(
@@ -76,17 +77,11 @@ def certify(
         f"certifying {label}",
         show=show,
     )
-    result = gather(About(label, model_name, source.name, **asdict(smoothing)), shards, chosen)
+    digests = (digest_of(model), digest_of(config["data"]))
+    result = gather(About(label, model_name, source.name, *digests, **asdict(smoothing)), shards, chosen)
     if run is not None and is_first():
         run.write_result(name, result)
     return result
-
-
-def _model(classifier: Classifier, identity: Mapping[str, Any], *, in_run: bool) -> dict[str, Any]:
-    """What a resumed certification must agree on; a function has only its name, so a run needs more of it."""
-    if in_run and not identity and not isinstance(classifier, nn.Module):
-        raise InputError("identity must say what a classifier that is no module is, such as {'model': 'mine-v2'}")
-    return {**model_identity(classifier), **identity}
 
 
 def task_name(label: str, smoothing: Smoothing) -> str:

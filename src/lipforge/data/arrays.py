@@ -1,10 +1,12 @@
 """Data sets held in memory (or memory-mapped): images and labels as two arrays."""
 
+import hashlib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -57,6 +59,13 @@ class ArrayData(Dataset[tuple[Tensor, int]]):
     def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and labels in order."""
         return stream(self, np.arange(len(self)), batch_size)
+
+    @cached_property
+    def content(self) -> str:
+        """The SHA-256 of all images and labels."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
+        digest.update(self.labels.astype("<i8").tobytes())
+        return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
         """Where the images came from, ready for JSON."""

@@ -56,6 +56,11 @@ class View(Dataset[tuple[Tensor, int]]):
         """All images and labels of the view in order."""
         return stream(self.data, self.indices, batch_size)
 
+    @property
+    def content(self) -> str | None:
+        """The SHA-256 of everything in the set below, where that is in memory."""
+        return getattr(self.data, "content", None)
+
     def describe(self) -> dict[str, Any]:
         """The view's name, count, seed and the SHA-256 of its indices (little-endian int64), ready for JSON."""
         digest = hashlib.sha256(self.indices.astype("<i8").tobytes()).hexdigest()

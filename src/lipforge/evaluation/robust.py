@@ -18,7 +18,7 @@ from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.identity import data_identity, identified
 from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
@@ -48,7 +48,7 @@ def evaluate(
 
     With `run` every shard is kept: the same call again resumes, other processes may help, and torchrun's ranks share
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
-    `identity` adds what a resumed call must agree on, and is all that identifies a classifier that is no module.
+    `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run.
     `save_images` keeps the adversarial images beside each shard, as float32.
     """
     source = as_data(data)
@@ -65,7 +65,7 @@ def evaluate(
     job = Job(classifier, source, attack, threat, seed, batch_size, device)
     text = attack_text(attack)
     name = task_name(label, text, threat, seed)
-    config = _config(job, identity or {})
+    config = _config(job, identified(classifier, identity, in_run=run is not None))
     task = open_task(run, name, config, len(source), shard_size)
     if save_images:
         task = replace(task, complete=lambda images, shard: has_images(task, images, shard))
@@ -81,11 +81,11 @@ def evaluate(
     return result
 
 
-def _config(job: Job, identity: Mapping[str, Any]) -> dict[str, Any]:
+def _config(job: Job, model: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that determines the numbers; versions of other packages and the device are recorded, not compared."""
     return {
         "lipforge": lipforge_version(),
-        "model": {**model_identity(job.classifier), **identity},
+        "model": dict(model),
         "data": data_identity(job.data),
         "attack": attack_text(job.attack),
         "threat": {"norm": job.threat.norm, "eps": job.threat.eps},

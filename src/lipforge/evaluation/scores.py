@@ -123,12 +123,14 @@ def label_of(setting: Setting) -> str:
     return ratio_text(setting) if setting else "base"
 
 
-def clean_score(setting: Setting, right: Sequence[bool]) -> RatioScore:
-    """The score of a setting of which only the clean images are known."""
-    correct, count = sum(right), len(right)
+def clean_score(setting: Setting, shards: Sequence[Mapping[str, Any]]) -> RatioScore:
+    """The score of a setting of which only the clean images are known, from its share of each shard."""
+    right = [found for shard in shards for found in shard["right"]]
+    correct, count, seconds = sum(right), len(right), sum(shard["seconds"] for shard in shards)
     status: Status = "not attacked" if setting else "base"
     interval = clopper_pearson(correct, count)
-    return RatioScore(setting, label_of(setting), status, correct / count, interval, count)
+    about = (setting, label_of(setting), status, correct / count, interval, count)
+    return RatioScore(*about, forwards=count, seconds=seconds)
 
 
 def robust_fields(shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import Compute, RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.identity import data_identity, identified
 from lipforge.types import Classifier, Threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
@@ -108,10 +108,7 @@ class _Search:
         """The clean accuracy of each setting."""
         contest = self._between(settings)
         shards = self._work(name, contest, contest.clean, range(len(contest.data)))
-        return [
-            clean_score(setting, [right for shard in shards for right in shard[label_of(setting)]])
-            for setting in settings
-        ]
+        return [clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
 
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked; the first is the base, and the others are dropped when they are hopeless."""
@@ -199,10 +196,13 @@ class _Search:
         return work(task, moved, name, show=self.show)
 
     def _identity(self, entrant: Entrant) -> dict[str, Any]:
-        return {"views": list(entrant.views), **model_identity(entrant.classifier)}
+        return {"views": list(entrant.views), **identified(entrant.classifier, None, in_run=self.run is not None)}
 
     def _scored(self, score: RatioScore, shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> RatioScore:
-        measured = replace(score, **robust_fields(shards, base))
+        found = robust_fields(shards, base)
+        for cost in ("forwards", "seconds"):  # of the clean images, which were asked before
+            found[cost] += getattr(score, cost)
+        measured = replace(score, **found)
         if not score.ratio:
             return replace(measured, against_base=None)
         return replace(measured, status="attacked" if measured.count == len(self.contest.data) else "stopped")

@@ -21,7 +21,7 @@ from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, model_identity, slug
+from lipforge.runs.identity import data_identity, identified, slug
 from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
@@ -142,7 +142,8 @@ class Leg:
     def rows(self, run: RunDir | None, shard_size: int, show: bool | None) -> list[SweepRow]:
         """The rows of this leg, from its shards."""
         name = f"sweep__{task_name(self.label, attack_text(self.attack), self.threats[-1], self.seed)}"
-        shards = work(open_task(run, name, self._config(), len(self.data), shard_size), self.shard, name, show=show)
+        task = open_task(run, name, self._config(in_run=run is not None), len(self.data), shard_size)
+        shards = work(task, self.shard, name, show=show)
         return [self._row(place, shards) for place in range(len(self.threats))]
 
     def shard(self, images: range) -> dict[str, Any]:
@@ -188,10 +189,10 @@ class Leg:
             **{name: sum(part[name] for part in parts) for name in ("carried", "forwards", "backwards", "seconds")},
         )
 
-    def _config(self) -> dict[str, Any]:
+    def _config(self, *, in_run: bool) -> dict[str, Any]:
         return {
             "lipforge": lipforge_version(),
-            "model": model_identity(self.classifier),
+            "model": identified(self.classifier, None, in_run=in_run),
             "data": data_identity(self.data),
             "attack": attack_text(self.attack),
             "norm": self.threats[0].norm,

@@ -22,7 +22,7 @@ from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, model_identity
+from lipforge.runs.identity import data_identity, identified
 from lipforge.types import Classifier, Norm, Threat
 
 STEP = 0.1
@@ -107,7 +107,7 @@ def transfer(
         raise InputError(f"push must be at least 0, got {push}")
     craft = Craft(source, target, as_data(data), attack, threat, seed, push)
     name = _name(names, attack_text(attack), threat, seed)
-    task = open_task(run, name, craft.config(), len(craft.data), shard_size)
+    task = open_task(run, name, craft.config(in_run=run is not None), len(craft.data), shard_size)
     result = _gather(craft, names, work(task, craft.shard, name, show=show))
     if run is not None and is_first():
         run.write_result(name, result)
@@ -173,12 +173,12 @@ class Craft:
             (gradient,) = torch.autograd.grad(value.sum(), points)
         return value.detach(), gradient
 
-    def config(self) -> dict[str, Any]:
+    def config(self, *, in_run: bool) -> dict[str, Any]:
         """Everything that determines the numbers."""
         return {
             "lipforge": lipforge_version(),
-            "source": model_identity(self.source),
-            "target": model_identity(self.target),
+            "source": identified(self.source, None, in_run=in_run),
+            "target": identified(self.target, None, in_run=in_run),
             "data": data_identity(self.data),
             "attack": attack_text(self.attack),
             "threat": {"norm": self.threat.norm, "eps": self.threat.eps},

@@ -42,11 +42,12 @@ class Robust:
     seconds: float
     given_up: int
     notes: tuple[str, ...]
+    data_digest: str
 
     @property
-    def setting(self) -> tuple[str, str, str, int, int]:
+    def setting(self) -> tuple[str, str, str, str, int, int]:
         """What two evaluations must share to be compared image by image."""
-        return self.data, self.attack, self.threat, self.count, self.seed
+        return self.data, self.data_digest, self.attack, self.threat, self.count, self.seed
 
 
 def robust_results(run: Run) -> list[Robust]:
@@ -77,6 +78,7 @@ def parse_robust(fields: Fields) -> Robust:
         seconds=fields.number("seconds"),
         given_up=int(fields.optional("given_up") or 0),
         notes=fields.texts("notes"),
+        data_digest=fields.text("data_digest", ""),
     )
     return result
 

@@ -2,13 +2,14 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lipforge.batching import ImageData
+from lipforge.errors import InputError
 from lipforge.types import Classifier
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -16,11 +17,26 @@ SAMPLED = 16
 """Images of a data set that its identity looks at."""
 
 
-def model_identity(classifier: Classifier) -> dict[str, Any]:
-    """Digests of a module's tensors (buffers that are not saved among them) and of its printed form.
+def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in_run: bool) -> dict[str, Any]:
+    """What tells a classifier from others: its own identity, and what the caller says; a function in a run needs that.
 
-    The printed form shows settings that are no tensors: a stride, or the mask, ratio and mode of a forged function. A
-    function has only its name; whoever evaluates one says what it is in `identity`.
+    >>> identified(len, {"model": "mine-v2"}, in_run=True)
+    {'function': 'builtins.len', 'model': 'mine-v2'}
+    """
+    classifier = getattr(classifier, "original", classifier)  # a prepared model is its original
+    if in_run and not identity and not isinstance(classifier, nn.Module):
+        raise InputError(
+            "a classifier that is no module cannot be told from another when a run is resumed; say what it is "
+            "with identity={'model': 'mine-v2'}, or wrap it in an nn.Module"
+        )
+    return {**model_identity(classifier), **(identity or {})}
+
+
+def model_identity(classifier: Classifier) -> dict[str, Any]:
+    """Digests of a module's tensors (buffers that are not saved among them), of its printed form and its settings.
+
+    Printed form and settings are what is no tensor: a stride, the mask, ratio and mode of a forged function, and every
+    plain attribute of every module. A function has only its name.
     """
     if not isinstance(classifier, nn.Module):
         kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
@@ -33,18 +49,21 @@ def model_identity(classifier: Classifier) -> dict[str, Any]:
         "class": type(classifier).__name__,
         "tensors": digest.hexdigest(),
         "printed": hashlib.sha256(ADDRESS.sub("", repr(classifier)).encode()).hexdigest(),
+        "settings": hashlib.sha256(repr(list(_settings(classifier))).encode()).hexdigest(),
     }
 
 
 def data_identity(data: ImageData) -> dict[str, Any]:
-    """Name, count, which images of it (for a view), and a digest of up to 16 images and labels spread over the set."""
+    """Name, count, which images of it (for a view), and a digest: of everything where it is in memory, and of up to 16
+    images and labels spread over the set."""
     describe = getattr(data, "describe", None)
     about = dict(describe()) if callable(describe) else {"name": data.name, "count": len(data)}
     at = sorted({round(step * (len(data) - 1) / max(SAMPLED - 1, 1)) for step in range(SAMPLED)})
     images, labels = data.batch(at)
     digest = hashlib.sha256(tensor_bytes(images))
     digest.update(tensor_bytes(labels.to(torch.int64)))
-    return {**about, "sample": digest.hexdigest()}
+    content = getattr(data, "content", None)
+    return {**about, "sample": digest.hexdigest(), **({} if content is None else {"content": content})}
 
 
 def slug(text: str) -> str:
@@ -57,6 +76,14 @@ def slug(text: str) -> str:
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     yield from sorted([*module.named_parameters(), *module.named_buffers()], key=lambda named: named[0])
+
+
+def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
+    """Every attribute of every module that is a plain value."""
+    for name, part in module.named_modules():
+        for key, value in sorted(vars(part).items()):
+            if key != "training" and isinstance(value, bool | int | float | str | tuple | None):
+                yield name, key, ADDRESS.sub("", repr(value))
 
 
 def tensor_bytes(tensor: Tensor) -> Any:

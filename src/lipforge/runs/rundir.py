@@ -187,6 +187,9 @@ def _differences(there: Any, asked: Any, where: str = "") -> list[str]:
                 there.get(key), asked.get(key), key if where in ("", "config") else f"{where}.{key}"
             )
         ]
+    if isinstance(there, list) and isinstance(asked, list) and len(there) == len(asked):
+        pairs = zip(there, asked, strict=True)
+        return [line for place, pair in enumerate(pairs) for line in _differences(*pair, f"{where}[{place}]")]
     if there == asked:
         return []
     digests = all(isinstance(value, str) and DIGEST.fullmatch(value) for value in (there, asked))
