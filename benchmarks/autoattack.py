@@ -3,11 +3,13 @@
     python benchmarks/autoattack.py [--images 200] [--versions standard,fast] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
 
-Each measurement (model, tool, version) is written whole to benchmarks/results/autoattack.json, so that a run that was
-stopped goes on where it was; --fresh measures lipforge again and keeps the reference. The last line is JSON.
+Each measurement (model, tool, version) is written whole to benchmarks/results/autoattack.json with the time it was
+taken, so that a run that was stopped goes on where it was; --fresh measures everything again. Where the code of the
+attacks has changed lipforge is measured again; the reference is not. The last line is JSON.
 """
 
 import argparse
+import hashlib
 import json
 import logging
 import re
@@ -33,6 +35,8 @@ RESULTS = Path(__file__).parent / "results" / "autoattack.json"
 TARGETS = {"standard": 0.5, "fast": 1 / 30}
 EXCESS = 0.5
 """Points of robust accuracy that we may be above the reference."""
+APART = 0.01
+"""Share of the images by which the standard version may differ from the reference after each attack."""
 BUNDLED = {"cifar10-resnet": "8/255", "cifar10-vit": "8/255", "cifar10-resnet-natural": "8/255"}
 
 
@@ -48,8 +52,14 @@ class Subject:
 def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
-    images, labels = lf.load_data(options.data).batch(range(options.images))
-    settings = {"images": options.images, "data": options.data, "threads": options.threads, "torch": torch.__version__}
+    images, labels = lf.load_data(options.data).batch(range(options.first, options.first + options.images))
+    settings = {
+        "images": options.images,
+        "first": options.first,
+        "data": options.data,
+        "threads": options.threads,
+        "torch": torch.__version__,
+    }
     results = read_json(options.out) if options.out.exists() else {}
     rows = []
     for subject in subjects(options):
@@ -64,11 +74,14 @@ def main() -> None:
             )
         for (tool, version), run in runs.items():
             key, stamp = f"{subject.name} | {tool} {version}", {**settings, "eps": subject.eps}
+            if tool == "lipforge":
+                stamp["code"] = code_digest()
             known = results.get(key)
-            if known is None or known["settings"] != stamp or (options.fresh and tool == "lipforge"):
+            if known is None or known["settings"] != stamp or options.fresh:
                 print(f"measuring {key} ...", flush=True)
                 repeats = options.repeats if version == "fast" else 1
-                results[key] = {"settings": stamp, **repeated(run, repeats)}
+                now = time.strftime("%Y-%m-%d %H:%M")
+                results[key] = {"settings": stamp, "measured": now, **repeated(run, repeats)}
                 write_json(options.out, results)
         rows += compare(subject, results, options.versions.split(","))
     print_tables(rows)
@@ -78,6 +91,7 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200, help="how many, from the start of the data")
+    parser.add_argument("--first", type=int, default=0, help="the position of the first image")
     parser.add_argument("--data", default="cifar10-sample", help="a data set with labels (default: the bundled sample)")
     parser.add_argument("--versions", default="standard,fast", help="of lipforge's autoattack, with commas")
     parser.add_argument("--threads", type=int, default=2)
@@ -90,7 +104,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--weights", help="its weights")
     parser.add_argument("--eps", default="8/255", help="for --model")
     parser.add_argument("--recipe-ratio", help="forge --model with Step at this ratio, 2^-6 for example")
-    parser.add_argument("--fresh", action="store_true", help="measure lipforge again; the reference is kept")
+    parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args()
 
@@ -99,7 +113,8 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
     """The models that were asked for; by default the bundled ones, one of them forged, and those of --weights-dir."""
     if options.model:
         ratio = parse_number(options.recipe_ratio, name="--recipe-ratio") if options.recipe_ratio else 0.0
-        name = options.model + (f" forged {options.recipe_ratio}" if ratio else "")
+        name = options.model + (f" {options.weights}" if options.weights else "")
+        name += f" forged {options.recipe_ratio}" if ratio else ""
         return [Subject(name, lambda: bundled(options.model, ratio, options.weights), options.eps)]
     found = [
         Subject(name, lambda name=name: bundled(name), eps) for name, eps in BUNDLED.items() if name in bundled_names()
@@ -122,6 +137,14 @@ def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Mod
         return model
     lf.forge_(model, lf.load_data("cifar10-sample:train"), mask=lf.Step(), ratio=ratio)
     return lf.forged(model)
+
+
+def code_digest() -> str:
+    """Of everything that attacks are made of."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(lf.attacks.__file__).parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def warm_up(model: nn.Module, images: Tensor) -> None:
@@ -187,6 +210,9 @@ def compare(subject: Subject, results: dict[str, Any], versions: Sequence[str]) 
         ratios = [seconds / statistics.median(peer["seconds"]) for seconds in found["seconds"]]
         excess = 100 * (found["robust"] - peer["robust"]) / count
         met = excess <= EXCESS and statistics.median(ratios) <= TARGETS.get(version, 1.0)
+        if version == "standard":  # attack by attack, in order
+            pairs = zip(found["after"].values(), peer["after"].values(), strict=False)
+            met = met and all(abs(ours - theirs) <= APART * count for ours, theirs in pairs)
         rows.append(
             {
                 "model": subject.name,

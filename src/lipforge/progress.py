@@ -16,6 +16,10 @@ SPEED_PERIOD = 24 * 3600.0
 """Seconds of work from which the time left is estimated: one step may take an hour."""
 
 
+REFRESHES = 2
+"""Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
+
+
 class Step(Protocol):
     """Call it after each piece of work: how many units were done, and a word on how it goes."""
 
@@ -44,6 +48,7 @@ def progress(label: str, total: int | None, *, show: bool | None = None, status:
         console=Console(stderr=True),
         transient=False,
         speed_estimate_period=SPEED_PERIOD,
+        refresh_per_second=REFRESHES,
     )
     task = bar.add_task(label, total=total, note=status)
     # A timer, because the first piece of work may itself take a minute.

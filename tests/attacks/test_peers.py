@@ -5,9 +5,9 @@ The random numbers differ, so the counts of images that stand may differ by the 
 
 import pytest
 import torch
-from pyautoattack import autopgd_base, fab_pt, square
+from pyautoattack import AutoAttack, autopgd_base, fab_pt, square
 
-from lipforge.attacks import APGD, FAB, Square, TargetedAPGD
+from lipforge.attacks import APGD, FAB, Square, TargetedAPGD, autoattack
 from lipforge.attacks.base import is_fooled
 from lipforge.types import Threat
 
@@ -65,6 +65,16 @@ def test_square_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(square.SquareAttack, fitted[0], norm, eps=eps, n_queries=300, resc_schedule=False)
     # A random search: the two tools draw other squares, so a few images of 80 may fall to one of them only.
     _check(_standing(Square(queries=300), peer, fitted, norm), tolerance=4)
+
+
+@pytest.mark.slow
+def test_fast_leaves_no_more_than_the_whole_reference(fitted):
+    net, x, y = (part if callable(part) else part[:30] for part in fitted)
+    peer = AutoAttack(net, norm="Linf", eps=0.012, version="standard", seed=0, device="cpu")
+    theirs = ~is_fooled(net, peer.run_standard_evaluation(x.clone(), y.clone(), batch_size=30)[0], y)
+    found = ~autoattack("fast").run(net, x, y, threat=Threat("linf", 0.012)).fooled
+    assert 5 <= theirs.sum() <= 25
+    assert found.sum() <= theirs.sum()
 
 
 def test_apgd_in_l1_leaves_as_many_as_the_reference(fitted):
