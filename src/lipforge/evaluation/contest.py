@@ -28,7 +28,7 @@ from lipforge.batching import ImageData
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
-NEAR, AUDIT = 0.08, 0.1
+NEAR, AUDIT = 0.04, 0.1
 """The defaults of the two shares above."""
 
 
