@@ -4,7 +4,8 @@
 
 Bounds come from the first 5,000 training images of CIFAR-10, verdicts from the first test images. Each audit has a run
 directory of its own under --runs, so a run that was stopped goes on where it was, and processes with different --models
-share the machine. The table is that of all models asked for; the last line is JSON.
+share the machine. "Given up" are images that stand and that every view left early. The table is that of all models asked
+for; the last line is JSON.
 """
 
 import argparse
@@ -43,7 +44,7 @@ def main() -> None:
                 report = lf.audit(model, test, threat, run=run, name=f"{name}, {mask} {ratio}")
             print(f"{report.model}: {report.sentence} ({report.seconds:.0f} s)", flush=True)
             rows.append(row(report))
-    print("\n| | clean | plain | all attacks | paired difference | verdict |\n|---|---|---|---|---|---|")
+    print("\n| | clean | plain | all attacks | given up | paired difference | verdict |\n|---|---|---|---|---|---|---|")
     print("\n".join(row["text"] for row in rows))
     print(json.dumps(rows))
 
@@ -72,6 +73,7 @@ def row(report: lf.AuditReport) -> dict[str, Any]:
     shares = {name: [side.base_accuracy, side.forged_accuracy] for side, name in sides}
     columns = [" to ".join(f"{100 * share:.1f}" for share in pair) for pair in shares.values()]
     union = report.union
+    columns.append(f"{report.base_given_up} to {report.candidate_given_up}")
     change, low, high = (100 * part for part in (union.difference, *union.interval))
     columns.append(f"{change:+.1f} [{low:+.1f}, {high:+.1f}], +{union.gained} -{union.lost}")
     return {
@@ -80,6 +82,7 @@ def row(report: lf.AuditReport) -> dict[str, Any]:
         **shares,
         "difference": [union.difference, *union.interval],
         "plain_difference": [report.plain.difference, *report.plain.interval],
+        "given_up": [report.base_given_up, report.candidate_given_up],
         "verdict": report.verdict,
         "images_needed": report.images_needed,
         "doubts": list(report.doubts),
