@@ -4,8 +4,7 @@
 
 Bounds come from the first 5,000 training images of CIFAR-10, verdicts from the first test images. Each audit has a run
 directory of its own under --runs, so a run that was stopped goes on where it was, and processes with different --models
-share the machine. "Given up" are images that stand and that every view left early. The table is that of all models asked
-for; the last line is JSON.
+share the machine. "Given up" are images that stand and that every view left early. The last line is JSON.
 """
 
 import argparse
