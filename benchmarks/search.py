@@ -1,6 +1,6 @@
 """What a search over three ratios costs, against the robust evaluation of one ratio by the same attack.
 
-    python benchmarks/search.py [--images 200] [--data cifar10-sample] [--metric union] [--exhaustive]
+    python benchmarks/search.py [--images 200] [--data cifar10-sample] [--batch 500] [--metric union] [--exhaustive]
 
 The peer is `evaluate` on the forged model at 2^-7 (with --metric union also through the straight-through view), on the
 same images, with nothing shared. The search attacks all three ratios, and the base. With --exhaustive the search is run
@@ -35,6 +35,7 @@ def main() -> None:
     parser.add_argument("--attack", default="autoattack:version=fast")
     parser.add_argument("--metric", choices=("plain", "union"), default="union")
     parser.add_argument("--exhaustive", action="store_true", help="also search without sparing any image")
+    parser.add_argument("--batch", type=int, default=500, help="images that are attacked together, by both")
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -43,19 +44,20 @@ def main() -> None:
     data = lf.load_data(options.data, limit=options.images)
     threat, attack = lf.Threat("linf", "8/255"), parse_attack(options.attack)
     keywords: dict[str, Any] = {"threat": threat, "attack": attack, "metric": options.metric, "ratios": RATIOS}
-    keywords |= {"all_ratios": True, "shard_size": min(options.images, 250)}
+    keywords |= {"all_ratios": True, "shard_size": min(options.images, options.batch)}
     # Processor time beside the clock: on a busy machine only that can be compared.
     started = time.process_time()
     found = choose_ratio(model, data, **keywords)
     search = {**cost(found), "cpu_seconds": time.process_time() - started}
     started = time.process_time()
-    one = alone(model, data, attack, threat, options.metric)
+    one = alone(model, data, attack, threat, options)
     one["cpu_seconds"] = time.process_time() - started
     results = {
         "images": len(data),
         "data": data.name,
         "attack": options.attack,
         "metric": options.metric,
+        "batch": options.batch,
         "threads": options.threads,
         "torch": torch.__version__,
         "target": TARGET,
@@ -75,16 +77,18 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def alone(model: torch.nn.Module, data: Any, attack: Any, threat: lf.Threat, metric: str) -> dict[str, float]:
+def alone(
+    model: torch.nn.Module, data: Any, attack: Any, threat: lf.Threat, options: argparse.Namespace
+) -> dict[str, float]:
     """The cost of evaluating the ratio 2^-7 by itself."""
     lf.set_ratio_(model, 2**-7)
-    views = [lf.forged(model)] if metric == "plain" else [lf.forged(model), lf.straight_through(model)]
+    views = [lf.forged(model)] if options.metric == "plain" else [lf.forged(model), lf.straight_through(model)]
     labels = torch.cat([labels for _, labels in data.batches(100)])
     images = torch.cat([images for images, _ in data.batches(100)])
     forwards, backwards, seconds = 0, 0, 0.0
     for number, view in enumerate(views):
         # The second view sees only what the first left, as in the search.
-        result = evaluate(view, (images, labels), attack, threat, seed=number, batch_size=250)
+        result = evaluate(view, (images, labels), attack, threat, seed=number, batch_size=options.batch)
         forwards, backwards = forwards + result.forwards, backwards + result.backwards
         seconds += result.seconds
         keep = torch.tensor(result.robust)
