@@ -25,12 +25,12 @@ class Tiny(nn.Module):
         super().__init__()
         generator = torch.Generator().manual_seed(seed)
         self.weight = nn.Parameter(torch.randn(12, 10, generator=generator))
-        self.left: int | None = None
+        self.left: list[int] = []  # no plain value, which would be a setting of the model
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.left is not None:
-            self.left -= 1
-            if self.left < 0:
+        if self.left:
+            self.left[0] -= 1
+            if self.left[0] < 0:
                 raise KeyboardInterrupt
         return x.flatten(1) @ self.weight
 
@@ -38,15 +38,15 @@ class Tiny(nn.Module):
 def test_an_interrupted_certification_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
     whole = certify(Tiny().eval(), DATA, **SETTINGS)
     run, model = RunDir.open(tmp_path), Tiny().eval()
-    model.left = 7
+    model.left = [7]
     with pytest.raises(KeyboardInterrupt):
         certify(model, DATA, **SETTINGS, run=run)
     kept = list((tmp_path / "shards").rglob("0*.json"))
     assert len(kept) == 1
-    model.left = 20
+    model.left = [20]
     resumed = certify(model, DATA, **SETTINGS, run=run)
     assert replace(resumed, seconds=0) == replace(whole, seconds=0)
-    model.left = 0
+    model.left = [0]
     assert certify(model, DATA, **SETTINGS, run=run) == resumed, "nothing is asked again"
 
 
