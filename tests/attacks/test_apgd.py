@@ -142,7 +142,7 @@ def test_repeats_average_the_gradients_of_a_random_model():
     generator = torch.Generator().manual_seed(0)
     weight = torch.tensor([1.0, -1.0], dtype=torch.float64)[:, None]
 
-    last = []
+    last: list[torch.Tensor] = []
 
     def noisy(x):
         last[:] = [x.detach()]
