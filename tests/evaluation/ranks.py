@@ -47,9 +47,8 @@ def main() -> None:
     # in their second, until torchrun ends them.
     passes, end = (30, die) if is_last else (15, signal.pause)
     mortal = ending(model, passes if first_life else -1, end)
-    mortal.__qualname__, mortal.__module__ = "linear", "tests"
     with process_group(torch.device("cpu")), RunDir.open(folder / "run") as run:
-        kept = evaluate(mortal, data, ATTACK, THREAT, run=run, batch_size=4, show=False)
+        kept = evaluate(mortal, data, ATTACK, THREAT, run=run, batch_size=4, identity={"model": "linear"}, show=False)
         in_memory = evaluate(mortal, data, ATTACK, THREAT, batch_size=4, show=False)
     write_json(folder / f"{rank}.json", {"kept": kept, "in_memory": in_memory})
     leave(0)
