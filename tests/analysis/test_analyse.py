@@ -59,6 +59,15 @@ def test_shares_are_those_of_a_direct_count(mask):
             assert suppressed == pytest.approx(small.double().mean().item(), abs=1e-12)
 
 
+def test_an_image_that_is_its_own_twin_is_no_adversarial_image():
+    model, twins = residual(), MOVED.clone()
+    twins[2:] = CLEAN[2:]
+    first = analyse(model, CLEAN[:2].double(), MOVED[:2].double(), spectral_images=0)
+    for site, expected in zip(report_of(model, twins, spectral_images=0).layers, first.layers, strict=True):
+        assert site.suppressed_adversarial == pytest.approx(expected.suppressed_adversarial, abs=1e-12)
+        assert site.zero_adversarial == pytest.approx(expected.zero_adversarial, abs=1e-12)
+
+
 @pytest.mark.parametrize("mask", [Step(), Piecewise(d=0.5)], ids=str)
 def test_singular_values_under_masks_are_those_of_explicit_matrices(mask):
     model = residual(mask, ratio=0.3)

@@ -109,6 +109,8 @@ def test_certificates_of_another_model_or_on_other_terms_vouch_for_nothing():
     assert checks.smoothing([base, certificate("another ratio", (0.6, 0.5))], MODELS).passed is None
     for term in ({"sigma": 0.5}, {"alpha": 0.05}, {"data_digest": "e"}):
         assert checks.smoothing([base, certificate("c", (0.6, 0.5), **term)], MODELS).passed is None
+    elsewhere = {**certificate("c", (0.6, 0.5)), "curve": [{"radius": 0.7, "accuracy": 0.9}]}
+    assert checks.smoothing([base, elsewhere], MODELS).passed is None
     worse = [certificate(model, share, sigma=1.0) for model, share in (("b", (0.6, 0.4)), ("c", (0.5, 0.4)))]
     assert checks.smoothing([base, certificate("c", (0.6, 0.5)), *worse], MODELS).passed is False
 

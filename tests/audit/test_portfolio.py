@@ -3,11 +3,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lipforge.attacks import APGD, PGD
+from lipforge.attacks import APGD, PGD, Escalate
 from lipforge.audit import Plan
 from lipforge.audit.front import Front
 from lipforge.audit.portfolio import even_budget, run_portfolio
 from lipforge.audit.pursue import Pursue
+from lipforge.audit.stages import PLAIN
 from lipforge.audit.subjects import pair_of
 from lipforge.types import Threat
 
@@ -42,6 +43,17 @@ def test_a_gap_in_gradients_is_made_up_for_however_wide(gap):
     even_budget(base, candidate, seed=0)
     assert abs(base.effort - candidate.effort) < 10
     assert candidate.effort == 500 + gap
+
+
+def test_what_the_probe_of_a_fast_attack_breaks_counts_as_broken_by_square():
+    def masked(x):  # falls wherever the image is not quite flat, and has no gradient
+        flat = (x.flatten(1).amax(dim=1) - x.flatten(1).amin(dim=1) < 0.05).to(x.dtype)
+        return torch.stack([flat + 0 * x.flatten(1).sum(dim=1), 0.5 + 0 * flat], dim=1)
+
+    front = next(iter(fronts(masked, levels=(0.0, 0.2))))
+    front.run(PLAIN, front.side.classifier, Escalate(queries=20), seed=0)
+    assert front.outcome == [PLAIN, PLAIN]
+    assert front.square == 2
 
 
 def test_an_image_is_unpursued_only_if_every_view_gave_it_up():

@@ -150,6 +150,18 @@ def test_the_lead_is_attacked_once_for_all_contests_that_share_it():
     assert [again[label]["outcome"] for label in "01"] == [first[label]["outcome"] for label in "01"]
 
 
+def test_the_cost_of_a_search_is_every_forward_of_every_model():
+    made: list[Tilted] = []
+
+    def counted(setting: Any) -> dict[str, nn.Module]:
+        made.append(Tilted(4 * setting))
+        return {"only": made[-1]}
+
+    x, y = task()
+    found = search_ratio(counted, (x, y), ATTACK, THREAT, metric="plain", ratios=(0.01, 0.02), show=False)
+    assert found.forwards == sum(model.calls for model in made)
+
+
 def test_shards_of_any_size_give_the_same_outcomes():
     whole = contest(Tilted(), Tilted(0.1), audit=0.2).shard(range(60))
     parts = [contest(Tilted(), Tilted(0.1), audit=0.2).shard(range(at, at + 12)) for at in range(0, 60, 12)]

@@ -1,7 +1,7 @@
 import pytest
 
 from lipforge.errors import InputError
-from lipforge.reports.parsed import robust_results
+from lipforge.reports.parsed import gained_lost, robust_results
 from lipforge.reports.read import DamageError, Fields, read_run
 from lipforge.runs import RunDir
 from tests.reports.made import robust, write_plain
@@ -65,3 +65,12 @@ def test_a_robust_result_survives_the_way_through_json(tmp_path):
     assert (found.label, found.robust, found.interval) == (made.label, made.robust_accuracy, made.interval)
     assert [vars(stage) for stage in found.stages] == [vars(stage) for stage in made.stages]
     assert found.outcome == made.outcome
+
+
+def test_evaluations_of_other_images_are_not_paired(tmp_path):
+    run = RunDir.open(tmp_path)
+    for label, digest in (("base", "a"), ("forged", "a"), ("other", "b")):
+        run.write_result(label, robust(label, (3, 2, 1, 0), 4, data_digest=digest))
+    base, forged, other = robust_results(read_run(tmp_path))
+    assert gained_lost(base, forged) is not None
+    assert gained_lost(base, other) is None

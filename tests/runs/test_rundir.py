@@ -53,6 +53,17 @@ def test_of_digests_that_differ_only_the_place_is_named(tmp_path):
         run.task("base", {"model": {"tensors": "b" * 64}}, 10, 4)
 
 
+def test_what_differs_inside_a_list_is_named_by_its_place(tmp_path):
+    run = RunDir.open(tmp_path)
+    run.task("audit", {"surrogates": [{"name": "a", "tensors": "a" * 64}, {"name": "b", "tensors": "c" * 64}]}, 10, 4)
+    with pytest.raises(
+        RunError, match=r"same name: surrogates\[1\]\.name was 'b', now 'd'; surrogates\[1\]\.tensors differs\."
+    ):
+        run.task(
+            "audit", {"surrogates": [{"name": "a", "tensors": "a" * 64}, {"name": "d", "tensors": "e" * 64}]}, 10, 4
+        )
+
+
 @pytest.mark.parametrize("links", [True, False])
 def test_of_two_configs_at_the_same_time_exactly_one_is_taken(tmp_path, monkeypatch, links):
     """Both have seen that there is no config; without hard links the second looks once more."""

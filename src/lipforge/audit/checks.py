@@ -155,14 +155,15 @@ def smoothing(results: Sequence[Mapping[str, Any]], models: Mapping[str, str]) -
     pairs = [(one, two) for one in base for two in candidate if all(one[key] == two[key] for key in TERMS)]
     if not pairs:
         return Check(name, None, f"the certificates of the two differ in one of {', '.join(TERMS)}")
-    found = []
-    for one, two in pairs:
-        theirs = {point["radius"]: point["accuracy"] for point in two["curve"]}
-        found += [
-            (one["sigma"], point["radius"], point["accuracy"], theirs[point["radius"]])
-            for point in one["curve"]
-            if point["radius"] in theirs
-        ]
+    found = [
+        (one["sigma"], ours["radius"], ours["accuracy"], theirs["accuracy"])
+        for one, two in pairs
+        for ours in one["curve"]
+        for theirs in two["curve"]
+        if ours["radius"] == theirs["radius"]
+    ]
+    if not found:
+        return Check(name, None, "the certificates of the two have no radius in common")
     text = ", ".join(
         f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found
     )
