@@ -205,3 +205,5 @@ def test_the_model_itself_is_shown_the_strongest_point_of_what_stands():
     assert torch.equal(searched.fooled, is_fooled(model, searched.images, y))
     assert searched.fooled.sum() > without.fooled.sum()
     assert searched.stages[-1].robust == int((~searched.fooled).sum())
+    assert [stage.attack for stage in searched.stages] == [stage.attack for stage in without.stages]
+    assert sum(stage.forwards for stage in searched.stages) == int(searched.forwards.sum())

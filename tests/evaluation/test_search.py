@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from lipforge.attacks import PGD, Attack
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation.contest import Contest, Entrant
+from lipforge.evaluation.push import PUSH
 from lipforge.evaluation.scores import (
     RatioScore,
     SearchResult,
@@ -97,10 +98,19 @@ def test_an_image_that_fell_on_the_lead_falls_to_the_same_point_for_one_forward(
     assert fallen > 10
     assert shard["1"]["outcome"].count("found on 0") == shard["1"]["tried"] == fallen
     near = [word for word in shard["1"]["outcome"] if word == "robust"]
-    # A clean look and a look at the lead's point each; attacks only near the boundary.
-    assert shard["1"]["forwards"] == 60 + 60 + 5 * shard["1"]["attacked"]
+    # A clean look and a look at the lead's point each; pushes and attacks only near the boundary.
+    pushed, rest = divmod(shard["1"]["backwards"] - 3 * shard["1"]["attacked"], PUSH)
+    assert (rest, 0 < pushed < len(near)) == (0, True)
+    assert shard["1"]["forwards"] == 60 + 60 + (PUSH + 2) * pushed + 5 * shard["1"]["attacked"]
     assert shard["1"]["spared"] + shard["1"]["attacked"] == len(near)
     assert shard["1"]["spared"] > shard["1"]["attacked"]
+
+
+def test_a_push_finds_what_the_points_of_the_lead_do_not_show():
+    lead, model = Tilted(), Tilted(0.5)
+    without, pushed = (contest(lead, model, near=near).shard(range(60))["1"]["outcome"] for near in (1e-9, 0.05))
+    assert without.count("push") == 0 < pushed.count("push")
+    assert robust(pushed) == model.stands(*task()) != robust(without)
 
 
 def test_sparing_nothing_attacks_every_image_that_no_known_point_fools():

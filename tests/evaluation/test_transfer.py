@@ -8,13 +8,11 @@ from lipforge.attacks import FGSM, PGD
 from lipforge.data import load_data
 from lipforge.errors import InputError
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.transfer import Craft, TransferResult, transfer
+from lipforge.evaluation.transfer import TransferResult, transfer
 from lipforge.models import load_model
-from lipforge.pairs import as_data
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.evaluation.toys import labelled, linear
-from tests.nets import seeded
 
 THREAT = Threat("linf", "16/255")
 
@@ -58,27 +56,10 @@ def test_the_counts_are_those_of_the_outcomes():
     assert str(found).endswith("this is 60 images")
 
 
-def test_pushing_on_raises_the_margin_of_the_source_and_stays_inside_the_threat():
-    source = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(48, 16), nn.Tanh(), nn.Linear(16, 3)))
-    x, y = labelled(source, count=30)
-    start = x + 0.5 * THREAT.eps * torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
-    craft = Craft(source, source, as_data((x, y)), FGSM(), THREAT, 0, push=10)
-    pushed = craft._pushed(start, x, y)
-
-    def margins(points: Tensor) -> Tensor:
-        logits = source(points)
-        own = logits.gather(1, y[:, None]).squeeze(1)
-        return logits.scatter(1, y[:, None], -torch.inf).amax(dim=1) - own
-
-    assert (margins(pushed) > margins(start)).all()
-    assert (pushed - x).abs().max() <= THREAT.eps + 1e-6
-    assert torch.equal(dataclasses.replace(craft, push=0)._pushed(start, x, y), start)
-
-
 def test_a_pushed_point_fools_the_target_more_often():
     source, attack = linear(), PGD(steps=20, step=0.1, random=False)
     target, data = other(source, 0.05), labelled(source, count=60)
-    near, far = (transfer(source, target, data, attack, THREAT, push=push).transferred for push in (0, 20))
+    near, far = (transfer(source, target, data, attack, THREAT, push=steps).transferred for steps in (0, 20))
     assert near < far
 
 

@@ -4,11 +4,14 @@ The first entrant, the lead, is attacked in full. An image of another entrant go
 
 1. Every point found so far, for the lead or for entrants before, is tried: one forward pass each.
 2. An image that fell on the lead, but to none of these points, is attacked in full.
-3. An image that stood on the lead is attacked in full if it is near the boundary: if the gap (z_y minus the largest
-   other logit) that the lead's attack left, corrected by how the two entrants differ at the lead's strongest point, is
-   below `near` times the entrant's gap on the clean image. Farther images are spared: taken to stand.
-4. A random share `audit` of the spared images is attacked in full all the same, and what falls is counted: that is how
-   far the third step can be trusted.
+3. An image that stood on the lead is spared, that is taken to stand, if it is far from the boundary. How far it is, is
+   the gap (z_y minus the largest other logit) that the lead's attack left, corrected by how the two entrants differ at
+   the lead's strongest point; far is REACH * `near` times the entrant's gap on the clean image.
+4. From the lead's strongest point, the others are pushed toward the boundary of the entrant, through each view. Most of
+   those that a full attack would fool fall to that. What stands with a gap above `near` times the clean one is spared,
+   the rest is attacked in full.
+5. A random share `audit` of the spared images is attacked in full all the same, and what falls is counted: that is how
+   far the third and fourth steps can be trusted.
 
 At the end the points found for later entrants are tried on the earlier ones. All of this depends on each image alone.
 """
@@ -25,11 +28,15 @@ from lipforge import rng
 from lipforge.attacks import Attack
 from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageData
+from lipforge.evaluation.push import PUSH, push
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
-NEAR, AUDIT = 0.04, 0.1
+NEAR, AUDIT = 0.03, 0.1
 """The defaults of the two shares above."""
+
+REACH = 4.0
+"""How many times farther than `near` an image may look and still be pushed."""
 
 
 @dataclass(frozen=True)
@@ -112,17 +119,31 @@ class Contest:
         return lead
 
     def _judge(self, tally: Tally, entrant: Entrant, lead: Lead, pool: list[Found], shard: Shard) -> None:
-        """The four steps for one entrant."""
+        """The five steps for one entrant."""
         gap = tally.attempt(pool[0])
         for found in pool[1:]:
             tally.attempt(found)
-        expected = lead.gap + gap - lead.gap_at_points
-        far = lead.tally.stood & (expected > (torch.inf if self.near is None else self.near) * tally.clean_gap)
+        far = torch.zeros_like(tally.stands)
+        if self.near is not None:
+            close = self.near * tally.clean_gap
+            reached = lead.tally.stood & (lead.gap + gap - lead.gap_at_points <= REACH * close)
+            far = lead.tally.stood & (self._push(tally, entrant, lead, reached, shard) > close)
         drawn = rng.uniform(self.seed, shard.ids, stream="search-audit", shape=(1,)).squeeze(1) < self.audit
         checked = tally.stands & far & drawn
         self._assault(tally, entrant, (tally.stands & (~far | drawn)).nonzero().squeeze(1), shard)
         tally.checked, tally.failed = int(checked.sum()), int((checked & ~tally.stands).sum())
         tally.spared = tally.stands & far & ~drawn
+
+    def _push(self, tally: Tally, entrant: Entrant, lead: Lead, rows: Tensor, shard: Shard) -> Tensor:
+        """Push the lead's strongest points for these rows (N,): the gap (N,) left, infinite where none was pushed."""
+        gap = torch.full_like(tally.clean_gap, torch.inf)
+        for view in entrant.views.values():
+            at = (rows & tally.stands).nonzero().squeeze(1)
+            points = push(view, lead.points[at], shard.x[at], shard.y[at], self.threat)
+            tally.forwards += (PUSH + 1) * len(at)
+            tally.backwards += PUSH * len(at)
+            gap = torch.minimum(gap, tally.attempt(Found(entrant.label, at, points)))
+        return gap
 
     def _assault(self, tally: Tally, entrant: Entrant, at: Tensor, shard: Shard) -> Tensor:
         """Attack these images through each view in turn; the largest margin (N,) that any point reached."""

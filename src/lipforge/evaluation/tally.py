@@ -55,6 +55,7 @@ class Tally:
 
     def attempt(self, found: Found) -> Tensor:
         """Try points on the images that stand; the gap (N,) at the points, infinite where none was tried."""
+        mine = found.label == self.label
         gap = torch.full_like(self.clean_gap, torch.inf)
         kept = self.stands[found.at]
         at, points = found.at[kept], found.points[kept]
@@ -63,8 +64,11 @@ class Tally:
         logits = self._logits(points, self.shard.ids[at])
         gap[at] = -margin(logits, self.shard.y[at])
         fell = logits.argmax(dim=1) != self.shard.y[at]
-        self._fall(at[fell], points[fell], [f"found on {found.label}"] * int(fell.sum()))
-        self.tried += int(fell.sum())
+        self._fall(at[fell], points[fell], ["push" if mine else f"found on {found.label}"] * int(fell.sum()))
+        if mine:
+            self.own[at[fell]] = True
+        else:
+            self.tried += int(fell.sum())
         return gap
 
     def gap_at(self, points: Tensor) -> Tensor:

@@ -4,18 +4,17 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack
-from lipforge.attacks.losses import margin
-from lipforge.attacks.norms import project, steepest_step
-from lipforge.attacks.queries import is_fooled, logits_of
+from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import clopper_pearson
+from lipforge.evaluation.push import PUSH
+from lipforge.evaluation.push import push as push_on
 from lipforge.evaluation.results import merge_notes, share_text
 from lipforge.evaluation.tally import Shard, load
 from lipforge.pairs import as_data
@@ -24,9 +23,6 @@ from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
 from lipforge.runs.identity import data_identity, identified
 from lipforge.types import Classifier, Norm, Threat
-
-STEP = 0.1
-"""The size of a push, as a multiple of eps."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +87,7 @@ def transfer(
     threat: Threat,
     *,
     names: tuple[str, str] = ("source", "target"),
-    push: int = 20,
+    push: int = PUSH,
     run: RunDir | None = None,
     seed: int = 0,
     shard_size: int = 100,
@@ -138,7 +134,7 @@ class Craft:
         at = (~is_fooled(self.source, shard.x, shard.y)).nonzero().squeeze(1)
         x, y = shard.x[at], shard.y[at]
         result = self.attack.run(self.source, x, y, threat=self.threat, seed=self.seed, sample_ids=shard.ids[at])
-        crafted = shard.x.index_copy(0, at, self._pushed(result.images, x, y))
+        crafted = shard.x.index_copy(0, at, push_on(self.source, result.images, x, y, self.threat, self.push))
         on_source = [MISCLASSIFIED] * len(shard.x)
         for place, word in zip(at.tolist(), result.outcome, strict=True):
             on_source[place] = word
@@ -150,28 +146,6 @@ class Craft:
             "backwards": int(result.backwards.sum()) + self.push * len(at),
             "seconds": time.perf_counter() - started,
         }
-
-    def _pushed(self, points: Tensor, x: Tensor, y: Tensor) -> Tensor:
-        """The points further up the source's margin, each where it was largest."""
-        if not self.push or not len(x):
-            return points
-        best, highest = points.clone(), torch.full_like(x[:, 0, 0, 0], -torch.inf)
-        for _ in range(self.push):
-            value, gradient = self._climb(points, y)
-            best[value > highest] = points[value > highest]
-            highest = torch.maximum(highest, value)
-            points = project(points + steepest_step(gradient, self.threat, STEP * self.threat.eps), x, self.threat)
-        with torch.no_grad():
-            value = margin(logits_of(self.source, points, y), y)
-        best[value > highest] = points[value > highest]
-        return best
-
-    def _climb(self, points: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        points = points.detach().requires_grad_()
-        with torch.enable_grad():
-            value = margin(logits_of(self.source, points, y), y)
-            (gradient,) = torch.autograd.grad(value.sum(), points)
-        return value.detach(), gradient
 
     def config(self, *, in_run: bool) -> dict[str, Any]:
         """Everything that determines the numbers."""
