@@ -35,7 +35,7 @@ ATTACK_TEXT = attack_text(ATTACK)
 SIGMA = 0.12
 HEADLINE = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-STEPS = 7
+STEPS = 8
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,13 @@ def demo(
         raise InputError(f"count must be at least 1, got {count}")
     sizes = FULL if full else SMALL
     classifier = load_model(model, weights)
+    _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     calibration, validation, test = _images(sizes, count)
-    run = RunDir.open(out, command=options.command_line())
+    run = options.open_run(out)
+    assert run is not None
     result = _run(classifier, model, calibration, validation, test, run, sizes)
     run.write_result("demo", result)
-    _say(7, "writing the report")
+    _say(8, "writing the report")
     report = write_report(run.path)
     if json:
         print_json({**record(result), "report": report})
@@ -120,23 +122,23 @@ def _run(
     model: nn.Module, name: str, calibration: View, validation: View, test: View, run: RunDir, sizes: Sizes
 ) -> Demo:
     """All steps; what a run directory keeps is not computed again."""
-    _say(1, f"calibrating {name} on {len(calibration):,} training images: one pass, no gradients")
+    _say(2, f"calibrating {name} on {len(calibration):,} training images: one pass, no gradients")
     recipe = forge_(model, calibration, ratio=HEADLINE)
-    _say(2, f"searching the ratio on {len(validation)} other training images")
+    _say(3, f"searching the ratio on {len(validation)} other training images")
     search = choose_ratio(model, validation, threat=THREAT, run=run)
     ratio = _ratio(search)
     set_ratio_(model, ratio)
     save_recipe(run.path / "recipe.json", model)
-    _say(3, f"attacking {len(test)} test images, base and forged at {ratio_text(ratio)}")
+    _say(4, f"attacking {len(test)} test images, base and forged at {ratio_text(ratio)}")
     base, candidate = _evaluate(model, name, test, run)
     difference = compare(base, candidate)
     run.write_result("comparison", difference)
-    _say(4, f"certifying {min(sizes.certified, len(test))} images, {sizes.draws:,} noisy copies each")
+    _say(5, f"certifying {min(sizes.certified, len(test))} images, {sizes.draws:,} noisy copies each")
     for label, view in _views(model).items():
         certify(view, test, sigma=SIGMA, n=sizes.draws, limit=sizes.certified, run=run, label=label, model_name=name)
-    _say(5, "auditing: attacks that know of the masks, and as much effort against the base")
+    _say(6, "auditing: attacks that know of the masks, and as much effort against the base")
     found = audit(model, test, THREAT, run=run, name=name)
-    _say(6, f"looking inside on {min(sizes.analysed, len(test))} images")
+    _say(7, f"looking inside on {min(sizes.analysed, len(test))} images")
     _look_inside(model, name, test, run, sizes.analysed)
     return Demo(
         model=name,

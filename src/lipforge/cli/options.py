@@ -10,12 +10,13 @@ from typing import Annotated
 import torch
 import typer
 
+from lipforge.cli.output import note
 from lipforge.data import DataSet, FolderOptions, list_data, load_data
 from lipforge.errors import InputError
 from lipforge.forge.masks import MASKS
 from lipforge.forge.sites import RULES
 from lipforge.models import list_models
-from lipforge.ranks import own_device
+from lipforge.ranks import is_first, own_device
 from lipforge.runs import RunDir
 
 
@@ -109,7 +110,12 @@ def pick_device(name: str) -> torch.device:
 
 def open_run(path: str | None) -> RunDir | None:
     """The run directory of a command, which keeps the command; None where none was asked for."""
-    return None if path is None else RunDir.open(path, command=command_line())
+    if path is None:
+        return None
+    run = RunDir.open(path, command=command_line())
+    if is_first() and (shards := run.shards()):
+        note(f"{path} has {shards} finished shards; those of the same work are taken over")
+    return run
 
 
 def command_line() -> str:

@@ -75,6 +75,10 @@ class RunDir:
             )
         return Task(name, count, size, digest_of(identity), folder, complete)
 
+    def shards(self) -> int:
+        """How many shards have a file, of all tasks."""
+        return sum(path.stem.isdecimal() for path in (self.path / "shards").glob("*/*.json"))
+
     def write_result(self, name: str, result: Any) -> Path:
         """Write a result dataclass to results/<name>.json, with its kind; gives the path."""
         path = self._result(name)
