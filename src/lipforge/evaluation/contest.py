@@ -32,7 +32,7 @@ from lipforge.evaluation.push import PUSH, push
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
-NEAR, AUDIT = 0.03, 0.1
+NEAR, AUDIT = 0.03, 0.05
 """The defaults of the two shares above."""
 
 REACH = 4.0
