@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peers import PEERS, load_peer
-from torch import nn
+from peers import load_any
 
 import lipforge as lf
 from lipforge.forge.masks import parse_mask
@@ -37,7 +36,7 @@ def main() -> None:
     for name in options.models.split(","):
         threat = lf.Threat("linf", MODELS[name])
         for mask, ratio in [*SETTINGS, *([CENTRED] if name == BUNDLED else [])]:
-            model = load(name, options.weights_dir)
+            model = load_any(name, options.weights_dir)
             lf.forge_(model, calibration, mask=parse_mask(mask), ratio=parse_number(ratio, name="ratio"))
             with lf.RunDir.open(options.runs / f"{name}-{mask}-{ratio}") as run:
                 report = lf.audit(model, test, threat, run=run, name=f"{name}, {mask} {ratio}")
@@ -56,14 +55,6 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
-
-
-def load(name: str, folder: Path | None) -> nn.Module:
-    if name == BUNDLED:
-        return lf.load_model(name)
-    if folder is None:
-        raise SystemExit(f"--weights-dir must name a folder with {PEERS[name].file}")
-    return load_peer(PEERS[name], folder)
 
 
 def row(report: lf.AuditReport) -> dict[str, Any]:

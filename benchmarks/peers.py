@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipforge.models import Normalize
+from lipforge.models import Normalize, load_model
 
 MEAN = (0.4914, 0.4822, 0.4465)
 
@@ -118,3 +118,17 @@ PEERS = {
     "resnet2b_eps2": Peer("resnet2b_eps2.pt", Net2b, "2/255"),
     "cnn_a_adv4": Peer("cnn_a_adv4.pt", cnn_a, "8/255"),
 }
+
+
+def load_any(name: str, folder: Path | None) -> nn.Module:
+    """A peer, for which the folder with its file is needed, or else a model that lipforge knows."""
+    if name not in PEERS:
+        return load_model(name)
+    if folder is None:
+        raise SystemExit(f"--weights-dir must name a folder with {PEERS[name].file}")
+    return load_peer(PEERS[name], folder)
+
+
+def eps_of(name: str) -> str:
+    """The eps at which to attack a model."""
+    return PEERS[name].eps if name in PEERS else "8/255"

@@ -1,6 +1,7 @@
 """What a search over three ratios costs, against the robust evaluation of one ratio by the same attack.
 
-    python benchmarks/search.py [--images 200] [--data cifar10-sample] [--batch 500] [--metric union] [--exhaustive]
+    python benchmarks/search.py [--images 200] [--metric union] [--exhaustive] [--threads 2]
+    python benchmarks/search.py --model resnet2b_eps2 --weights-dir DIR --data cifar10 --first 5000 --images 1000
 
 The peer is `evaluate` on the forged model at 2^-7 (with --metric union also through the straight-through view), on the
 same images, with nothing shared. The search attacks all three ratios, and the base. With --exhaustive the search is run
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers import eps_of, load_any
+from torch import Tensor
 
 import lipforge as lf
 from lipforge.attacks import parse_attack
@@ -31,7 +34,10 @@ RESULTS = Path(__file__).parent / "results" / "search.json"
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200)
+    parser.add_argument("--model", default="cifar10-resnet")
+    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of others, for their models")
     parser.add_argument("--data", default="cifar10-sample", help="where the images come from")
+    parser.add_argument("--first", type=int, default=0, help="the position of the first image")
     parser.add_argument("--attack", default="autoattack:version=fast")
     parser.add_argument("--metric", choices=("plain", "union"), default="union")
     parser.add_argument("--exhaustive", action="store_true", help="also search without sparing any image")
@@ -39,10 +45,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    model = lf.load_model("cifar10-resnet")
+    model = load_any(options.model, options.weights_dir)
     lf.forge_(model, lf.load_data("cifar10-sample:train"), ratio=2**-7)
-    data = lf.load_data(options.data, limit=options.images)
-    threat, attack = lf.Threat("linf", "8/255"), parse_attack(options.attack)
+    data = lf.load_data(options.data).batch(range(options.first, options.first + options.images))
+    threat, attack = lf.Threat("linf", eps_of(options.model)), parse_attack(options.attack)
     keywords: dict[str, Any] = {"threat": threat, "attack": attack, "metric": options.metric, "ratios": RATIOS}
     keywords |= {"all_ratios": True, "shard_size": min(options.images, options.batch)}
     # Processor time beside the clock: on a busy machine only that can be compared.
@@ -53,8 +59,10 @@ def main() -> None:
     one = alone(model, data, attack, threat, options)
     one["cpu_seconds"] = time.process_time() - started
     results = {
-        "images": len(data),
-        "data": data.name,
+        "model": options.model,
+        "images": options.images,
+        "data": options.data,
+        "first": options.first,
         "attack": options.attack,
         "metric": options.metric,
         "batch": options.batch,
@@ -78,13 +86,12 @@ def main() -> None:
 
 
 def alone(
-    model: torch.nn.Module, data: Any, attack: Any, threat: lf.Threat, options: argparse.Namespace
+    model: torch.nn.Module, data: tuple[Tensor, Tensor], attack: Any, threat: lf.Threat, options: argparse.Namespace
 ) -> dict[str, float]:
     """The cost of evaluating the ratio 2^-7 by itself."""
     lf.set_ratio_(model, 2**-7)
     views = [lf.forged(model)] if options.metric == "plain" else [lf.forged(model), lf.straight_through(model)]
-    labels = torch.cat([labels for _, labels in data.batches(100)])
-    images = torch.cat([images for images, _ in data.batches(100)])
+    images, labels = data
     forwards, backwards, seconds = 0, 0, 0.0
     for number, view in enumerate(views):
         # The second view sees only what the first left, as in the search.
@@ -114,12 +121,17 @@ def against(spared: SearchResult, full: SearchResult) -> dict[str, Any]:
 
 def show(results: dict[str, Any]) -> None:
     """The ratios in words."""
-    print(f"{results['attack']}, {results['metric']}, {results['images']} images of {results['data']}")
+    print(", ".join(str(results[key]) for key in ("model", "data", "images", "attack", "metric")))
     for name in ("passes", "seconds", "cpu_seconds"):
         search, one, ratio = (results[key][name] for key in ("search", "one_ratio", "ratio"))
         print(f"{name}: search {search:.0f}, one ratio {one:.0f}: {ratio:.2f} times (target {TARGET})")
     print(f"spared {results['spared']} attacks; checked {results['checked']} of them, {results['failed']} fell")
     print(results["reason"])
+    if full := results.get("exhaustive"):
+        print(
+            f"in full: {full['passes']:.0f} passes; same choice: {full['same_choice']}; outcomes that differ:", end=" "
+        )
+        print(full["outcomes_changed"])
 
 
 if __name__ == "__main__":
