@@ -11,7 +11,6 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack
-from lipforge.attacks.queries import is_fooled
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
@@ -110,13 +109,8 @@ def passes_per_image(
     classifier: Classifier, x: Tensor, y: Tensor, attack: Attack, threat: Threat, seed: int
 ) -> tuple[list[int], list[int]]:
     """Forwards and backwards that each image took, the clean one among them."""
-    right = (~is_fooled(classifier, x, y)).nonzero().squeeze(1)
-    forwards, backwards = [1] * len(x), [0] * len(x)
-    result = attack.run(classifier, x[right], y[right], threat=threat, seed=seed, sample_ids=right)
-    for row, position in enumerate(right.tolist()):
-        forwards[position] += int(result.forwards[row])
-        backwards[position] += int(result.backwards[row])
-    return forwards, backwards
+    result = attack.run(classifier, x, y, threat=threat, seed=seed)
+    return result.forwards.tolist(), result.backwards.tolist()
 
 
 def rate(work: Callable[[Tensor], Tensor], x: Tensor, most: int) -> float:

@@ -12,7 +12,6 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lipforge.attacks import Attack, square_notes
-from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, check_images
 from lipforge.evaluation.results import merge_stages
@@ -81,28 +80,22 @@ class Job:
         x, y = self.data.batch(list(at))
         check_images(x, first=at.start)
         x, y = (tensor if self.device is None else tensor.to(self.device) for tensor in (x, y))
-        # Attacks get only what is right, so that a batch holds nothing else.
-        right = (~is_fooled(self.classifier, x, y)).nonzero().squeeze(1)
-        ids = torch.tensor(at, device=x.device)[right]
-        result = self.attack.run(
-            self.classifier, x[right], y[right], threat=self.threat, seed=self.seed, sample_ids=ids, watch=watch
-        )
-        outcome = [MISCLASSIFIED] * len(x)
-        for position, word in zip(right.tolist(), result.outcome, strict=True):
-            outcome[position] = word
+        ids = torch.tensor(at, device=x.device)
+        result = self.attack.run(self.classifier, x, y, threat=self.threat, seed=self.seed, sample_ids=ids, watch=watch)
+        right = len(x) - result.outcome.count(MISCLASSIFIED)
         # What Square broke is judged on all images together; in a batch one image is already a percent.
-        alone = square_notes(result.stages, max(len(right), 1))
+        alone = square_notes(result.stages, max(right, 1))
         part = {
-            "right": len(right),
-            "forwards": len(x) + int(result.forwards.sum()),
+            "right": right,
+            "forwards": int(result.forwards.sum()),
             "backwards": int(result.backwards.sum()),
             "seconds": time.perf_counter() - started,
-            "outcome": outcome,
+            "outcome": list(result.outcome),
             "given_up": ids[result.given_up].tolist(),
             "notes": [note for note in result.notes if note not in alone],
-            "stages": to_plain(result.stages) if len(right) else [],
+            "stages": to_plain(result.stages),
         }
-        return part, x.index_copy(0, right, result.images).cpu()
+        return part, result.images.cpu()
 
 
 def images_path(task: Task, images: range) -> Path:

@@ -4,6 +4,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, cast
 
+import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack
@@ -131,18 +132,18 @@ class Craft:
         started = time.perf_counter()
         device = device_of(self.source) if isinstance(self.source, nn.Module) else None
         shard = load(self.data, images, device)
-        at = (~is_fooled(self.source, shard.x, shard.y)).nonzero().squeeze(1)
-        x, y = shard.x[at], shard.y[at]
-        result = self.attack.run(self.source, x, y, threat=self.threat, seed=self.seed, sample_ids=shard.ids[at])
-        crafted = shard.x.index_copy(0, at, push_on(self.source, result.images, x, y, self.threat, self.push))
-        on_source = [MISCLASSIFIED] * len(shard.x)
-        for place, word in zip(at.tolist(), result.outcome, strict=True):
-            on_source[place] = word
+        result = self.attack.run(
+            self.source, shard.x, shard.y, threat=self.threat, seed=self.seed, sample_ids=shard.ids
+        )
+        right = torch.tensor([word != MISCLASSIFIED for word in result.outcome], device=shard.x.device)
+        at = right.nonzero().squeeze(1)
+        x, y, points = shard.x[at], shard.y[at], result.images[at]
+        crafted = shard.x.index_copy(0, at, push_on(self.source, points, x, y, self.threat, self.push))
         return {
-            "source": on_source,
+            "source": list(result.outcome),
             "target": _on_target(self.target, shard, crafted),
             "notes": list(result.notes),
-            "forwards": int(result.forwards.sum()) + 3 * len(shard.x) + (self.push + 1) * len(at) * bool(self.push),
+            "forwards": int(result.forwards.sum()) + 2 * len(shard.x) + (self.push + 1) * len(at) * bool(self.push),
             "backwards": int(result.backwards.sum()) + self.push * len(at),
             "seconds": time.perf_counter() - started,
         }
