@@ -109,14 +109,12 @@ def cost(found: SearchResult) -> dict[str, float]:
 
 
 def against(spared: SearchResult, full: SearchResult) -> dict[str, Any]:
-    """What attacking every image in full would have cost and changed."""
-    pairs = zip(spared.scores, full.scores, strict=True)
-    changed = {
-        one.label: sum(a != b for a, b in zip(one.robust, other.robust, strict=False))
-        for one, other in pairs
-        if one.outcome
-    }
-    return {**cost(full), "outcomes_changed": changed, "same_choice": spared.chosen == full.chosen}
+    """What attacking every image in full would have cost and changed: images that stand in only one of the searches."""
+    changed = {}
+    for one, other in zip(spared.scores, full.scores, strict=True):
+        pairs = list(zip(one.robust, other.robust, strict=False))
+        changed[one.label] = {"only here": pairs.count((True, False)), "only in full": pairs.count((False, True))}
+    return {**cost(full), "standing": changed, "same_choice": spared.chosen == full.chosen}
 
 
 def show(results: dict[str, Any]) -> None:
