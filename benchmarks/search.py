@@ -126,10 +126,8 @@ def show(results: dict[str, Any]) -> None:
     print(f"spared {results['spared']} attacks; checked {results['checked']} of them, {results['failed']} fell")
     print(results["reason"])
     if full := results.get("exhaustive"):
-        print(
-            f"in full: {full['passes']:.0f} passes; same choice: {full['same_choice']}; outcomes that differ:", end=" "
-        )
-        print(full["outcomes_changed"])
+        print(f"in full: {full['passes']:.0f} passes; same choice: {full['same_choice']}")
+        print(f"images that stand in one search only: {full['standing']}")
 
 
 if __name__ == "__main__":
