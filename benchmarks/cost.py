@@ -120,9 +120,13 @@ def cost(
         # What is transferred is made by AutoAttack, as docs/reproducing.md has it.
         attack = "AA" if row.attack == "transfer" else row.attack
         for field, by in (("hours", passes[attack]), ("hours_fast", passes["AA fast" if attack == "AA" else attack])):
-            each = 1 + sum(
-                share * (by[name]["forwards"] + by[name]["backwards"])
-                for name, share in (("fooled", fooled), ("robust", robust))
+            each = (
+                1
+                - right / 100
+                + sum(  # one pass for an image that is wrong from the start
+                    share * (by[name]["forwards"] + by[name]["backwards"])
+                    for name, share in (("fooled", fooled), ("robust", robust))
+                )
             )
             entry[field] += weight * each / (tflops * 1e12) / 3600
     return dict(tables)

@@ -92,9 +92,17 @@ def overhead(count: int, rounds: int) -> dict[str, float]:
     return {"ratio": round(middle, 4), "low": round(low, 4), "high": round(high, 4)}
 
 
+class Terminal(io.StringIO):
+    """A terminal that nobody sees: without one the bar would not be drawn."""
+
+    def isatty(self) -> bool:
+        """It is one."""
+        return True
+
+
 def kept(model: nn.Module, data: ImageData, attack: Attack) -> None:
     """An evaluation into a new run directory, with its progress bar drawn."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(io.StringIO()), RunDir.open(folder) as run:
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(Terminal()), RunDir.open(folder) as run:
         evaluate(model, data, attack, THREAT, run=run, show=True)
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, AttackWarning, Prepared, Stage, square_notes
+from lipforge.attacks import APGD, PGD, AttackWarning, Prepared, Stage, by_square, square_notes
 from lipforge.attacks.checks import class_notes, model_notes
 from lipforge.attacks.trial import Trial
 from lipforge.types import Threat
@@ -110,22 +110,22 @@ def _stages(*left):
 
 
 def test_a_square_that_breaks_more_than_two_in_a_thousand_is_noted():
-    assert square_notes(_stages(900, 600, 600, 598), 1000) == []
-    (note,) = square_notes(_stages(900, 600, 600, 597), 1000)
+    assert square_notes(by_square(_stages(900, 600, 600, 598)), 1000) == []
+    (note,) = square_notes(by_square(_stages(900, 600, 600, 597)), 1000)
     assert "another 0.3 % of the images" in note
 
 
 def test_what_the_probe_breaks_counts_as_squares():
     names = ("clean", "apgd", "probe", "square")
     stages = [Stage(name, robust, 1, 1, 0.0) for name, robust in zip(names, (900, 600, 598, 597), strict=True)]
-    assert square_notes(stages[:3], 1000) == []
-    (note,) = square_notes(stages, 1000)
+    assert square_notes(by_square(stages[:3]), 1000) == []
+    (note,) = square_notes(by_square(stages), 1000)
     assert "another 0.3 % of the images" in note
 
 
 def test_a_square_that_comes_first_is_not_noted():
     first = [Stage("clean", 10, 1, 0, 0.0), Stage("square", 2, 1, 0, 0.0), Stage("apgd", 1, 1, 1, 0.0)]
-    assert square_notes(first, 10) == []
+    assert square_notes(by_square(first), 10) == []
 
 
 def test_few_classes_are_noted_with_what_changes():

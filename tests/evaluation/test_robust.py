@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 
-from lipforge.attacks import APGD, PGD, Cascade, Square
+from lipforge.attacks import APGD, PGD, Cascade, Square, autoattack
 from lipforge.data import from_arrays
 from lipforge.errors import InputError, ModelError, RunError
 from lipforge.evaluation import clopper_pearson, evaluate, wilson
@@ -38,6 +39,31 @@ def test_passes_are_those_of_the_attack_and_one_for_each_misclassified_image():
     alone = ATTACK.run(MODEL, X[right], Y[right], threat=THREAT, seed=3, sample_ids=right)
     assert result.forwards == 22 - len(right) + int(alone.forwards.sum())
     assert result.backwards == int(alone.backwards.sum())
+
+
+@pytest.mark.parametrize("attack", [PGD(steps=2), PGD(steps=2, restarts=2), APGD(steps=2), Square(queries=3)])
+def test_images_that_are_all_wrong_take_one_forward_each(attack):
+    result = evaluate(MODEL, (X[:4], 1 - MODEL(X[:4]).argmax(dim=1)), attack, Threat("l2", 0.5))
+    assert result.outcome == ("misclassified",) * 4
+    assert (result.forwards, result.backwards) == (4, 0)
+
+
+def test_square_is_judged_on_all_images_also_where_some_are_wrong():
+    """A classifier that gives gradients of 0 falls to the probe alone; 40 of its 100 images are wrong."""
+
+    def jump(x: Tensor) -> Tensor:
+        logits = MODEL((16 * x).round() / 16)
+        return logits + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+    x = 0.2 + 0.6 * images(100, size=4)
+    y = jump(x).argmax(dim=1)
+    y[:40] = 1 - y[:40]
+    result = evaluate(jump, (x, y), autoattack("fast"), Threat("linf", 0.3), batch_size=20)
+    notes = [note for note in result.notes if note.startswith("Square")]
+    (share,) = [float(note.split("another ")[1].split(" %")[0]) for note in notes]
+    lost = sum(word == "probe" or word.startswith("square") for word in result.outcome)
+    assert lost > 0
+    assert share == pytest.approx(lost, abs=0.1)
 
 
 @pytest.mark.parametrize("shard_size", [1, 5, 22, 100])

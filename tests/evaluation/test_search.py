@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import PGD, Attack
+from lipforge.attacks import APGD, PGD, Attack, Square
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation.contest import Contest, Entrant
 from lipforge.evaluation.push import PUSH
@@ -113,11 +113,48 @@ def test_a_push_finds_what_the_points_of_the_lead_do_not_show():
     assert robust(pushed) == model.stands(*task()) != robust(without)
 
 
-def test_sparing_nothing_attacks_every_image_that_no_known_point_fools():
-    shard = contest(Tilted(), Tilted(0.05), near=None).shard(range(60))
-    outcome = shard["1"]["outcome"]
-    assert shard["1"]["spared"] == 0
-    assert shard["1"]["attacked"] == sum(word in ("robust", "pgd") for word in outcome)
+def test_sparing_nothing_attacks_every_image_that_no_known_point_and_no_push_fools():
+    shard = contest(Tilted(), Tilted(0.5), near=None).shard(range(60))["1"]
+    assert shard["spared"] == 0
+    assert shard["pushed"] == shard["outcome"].count("push") > 0
+    assert shard["attacked"] == sum(word in ("robust", "pgd") for word in shard["outcome"])
+
+
+def test_where_a_push_meets_no_gradient_the_image_is_attacked_in_full():
+    """A lead that is fooled nowhere, and an entrant that is flat: only Square, which needs no gradient, can tell."""
+    made = contest(Tilted(), Flat(), near=0.5, attack=Square(queries=30)).shard(range(60))["1"]
+    reached = contest(Tilted(), Tilted(), near=0.5, attack=Square(queries=30)).shard(range(60))["1"]
+    assert made["backwards"] > 0 < made["attacked"]
+    assert made["attacked"] > reached["attacked"]
+
+
+class Flat(Tilted):
+    """The same classifier without a gradient."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+
+def test_in_l1_nothing_is_pushed_and_what_is_near_is_attacked():
+    made = contest(Tilted(), Tilted(0.1), attack=APGD(steps=5, loss="margin"))
+    shard = dataclasses.replace(made, threat=Threat("l1", 0.5)).shard(range(60))["1"]
+    assert shard["pushed"] == 0 < shard["attacked"]
+
+
+def test_the_strongest_of_two_runs_is_kept():
+    x, y = task(4)
+    tally = Tally("a", Tilted(), load(as_data((x, y)), range(4), None))
+    tiny = Threat("linf", 1e-4)
+    runs = [PGD(steps=3, loss="margin", step=step).run(Tilted(), x, y, threat=tiny) for step in (1, 1e-3)]
+    for result in runs:
+        tally.take(torch.arange(4), result, confirm=False)
+    assert torch.equal(tally.points, runs[0].images)
+    torch.testing.assert_close(-tally.gap_at(tally.points), tally.closest)
+
+
+def test_each_ratio_checks_other_images():
+    shards = contest(*(Tilted() for _ in range(5)), audit=0.3).shard(range(60))
+    assert len({shards[label]["checked"] for label in "1234"}) > 1
 
 
 def test_the_audit_notices_when_spared_images_would_have_fallen():
@@ -160,15 +197,18 @@ def test_the_lead_is_attacked_once_for_all_contests_that_share_it():
     assert [again[label]["outcome"] for label in "01"] == [first[label]["outcome"] for label in "01"]
 
 
-def test_the_cost_of_a_search_is_every_forward_of_every_model():
+@pytest.mark.parametrize("groups", [(), ("a", "b")])
+def test_the_cost_of_a_search_is_every_forward_of_every_model(groups):
     made: list[Tilted] = []
 
     def counted(setting: Any) -> dict[str, nn.Module]:
-        made.append(Tilted(4 * setting))
+        made.append(Tilted(4 * sum(setting.values() if isinstance(setting, dict) else [setting])))
         return {"only": made[-1]}
 
     x, y = task()
-    found = search_ratio(counted, (x, y), ATTACK, THREAT, metric="plain", ratios=(0.01, 0.02), show=False)
+    found = search_ratio(
+        counted, (x, y), ATTACK, THREAT, metric="plain", ratios=(0.01, 0.02), groups=groups, show=False
+    )
     assert found.forwards == sum(model.calls for model in made)
 
 
@@ -198,7 +238,9 @@ def score(ratio: float, clean: int, stands: int | None = None, count: int = 20) 
     if stands is None:
         return made
     outcome = ("robust",) * stands + ("pgd",) * (count - stands)
-    record = dict.fromkeys(("tried", "attacked", "spared", "checked", "failed", "forwards", "backwards"), 0)
+    record = dict.fromkeys(
+        ("tried", "pushed", "attacked", "spared", "checked", "failed", "square", "forwards", "backwards"), 0
+    )
     fields = robust_fields([{**record, "outcome": outcome, "notes": [], "seconds": 0.0}], [True] * 10 + [False] * 10)
     return dataclasses.replace(made, **fields, status="attacked" if ratio else "base")
 
@@ -312,6 +354,9 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
 
 def test_groups_are_refined_one_after_the_other_and_never_get_worse():
     found = search(groups=("a", "b"), ratios=(0.01, 0.05))
+    base = found.scores[0].robust_accuracy
+    compared = [one.against_base for one in found.scores[1:] if one.count == 60]
+    assert [one.base_accuracy for one in compared if one is not None] == [base] * len(compared)
     mappings = [one for one in found.scores if isinstance(one.ratio, dict)]
     assert {label_of(one.ratio).split("=")[0] for one in mappings} == {"a"}
     single = max(one.standing for one in found.scores if one.status == "attacked" and not isinstance(one.ratio, dict))

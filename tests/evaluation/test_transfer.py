@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import FGSM, PGD
+from lipforge.attacks import APGD, FGSM, PGD
 from lipforge.data import load_data
-from lipforge.errors import InputError
+from lipforge.errors import InputError, ModelError
 from lipforge.evaluation import evaluate
 from lipforge.evaluation.transfer import TransferResult, transfer
 from lipforge.models import load_model
@@ -94,6 +94,18 @@ def test_on_real_images_a_foreign_source_fools_less_than_the_target_itself():
     foreign = transfer(source, target, data, PGD(steps=3), threat, push=2)
     own = transfer(target, target, data, PGD(steps=3), threat, push=2)
     assert own.robust_accuracy < foreign.robust_accuracy <= foreign.clean_accuracy == own.clean_accuracy
+
+
+def test_a_push_in_l1_is_refused_before_any_work():
+    model = linear()
+    with pytest.raises(InputError, match="push knows the norms linf and l2, got l1; push=0"):
+        transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0))
+    assert transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0), push=0).count == 22
+
+
+def test_a_target_in_training_mode_is_refused():
+    with pytest.raises(ModelError, match="eval"):
+        transfer(linear(), linear().train(), labelled(linear()), FGSM(), THREAT)
 
 
 def test_a_negative_push_is_refused():

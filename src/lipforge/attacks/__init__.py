@@ -4,7 +4,7 @@ from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.autoattack import AutoAttack, autoattack
 from lipforge.attacks.base import Attack, AttackWarning, spelled
 from lipforge.attacks.cascade import Cascade
-from lipforge.attacks.checks import square_notes
+from lipforge.attacks.checks import by_square, notes_and_square, square_notes
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds
@@ -52,9 +52,11 @@ __all__ = [
     "TargetedLoss",
     "Trial",
     "autoattack",
+    "by_square",
     "cross_entropy",
     "dlr",
     "margin",
+    "notes_and_square",
     "parse_attack",
     "prepare",
     "spelled",

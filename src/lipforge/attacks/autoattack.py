@@ -12,7 +12,7 @@ from typing import ClassVar, Literal, cast, get_args
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack
 from lipforge.attacks.cascade import Cascade
-from lipforge.attacks.checks import class_notes, model_notes, square_notes
+from lipforge.attacks.checks import by_square, class_notes, model_notes, square_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.fast import Escalate, Rounds, settle_disputes
 from lipforge.attacks.prepare import Precision
@@ -58,7 +58,7 @@ class AutoAttack(Attack):
         cascade = self.cascade(classes, trial.threat.norm)
         cascade.attack(trial)
         settle_disputes(trial, cascade)
-        trial.notes += square_notes(trial.stages, len(trial.x))
+        trial.notes += square_notes(by_square(trial.stages), len(trial.x))
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
         """The attacks for a model with that many classes.

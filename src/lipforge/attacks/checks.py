@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks.queries import logits_of
-from lipforge.attacks.result import Stage
+from lipforge.attacks.result import AttackResult, Stage
 from lipforge.attacks.trial import Trial
 
 PROBE = "probe"
@@ -87,20 +87,33 @@ def gradient_notes(trial: Trial) -> list[str]:
     return [f"{count} of {len(trial.x)} images had a gradient of exactly 0: gradient attacks cannot be trusted on them"]
 
 
-def square_notes(stages: Sequence[Stage], count: int) -> list[str]:
+def square_notes(lost: int, count: int) -> list[str]:
     """A note if Square, or the probe, broke more than 0.2 % of `count` images after attacks that use gradients."""
-    by_square = [
+    if lost <= 0.002 * count:
+        return []
+    return [
+        f"Square, which uses no gradients, broke another {100 * lost / count:.1f} % of the images after the gradient "
+        "attacks: gradients are probably masked; run it longer and try an adaptive attack"
+    ]
+
+
+def by_square(stages: Sequence[Stage]) -> int:
+    """How many images Square, or the probe, broke after attacks that use gradients."""
+    return sum(
         before.robust - stage.robust
         for before, stage in pairwise(stages[1:])
         if stage.attack == PROBE or stage.attack.startswith("square")
-    ]
-    lost = sum(by_square) / count
-    if lost <= 0.002:
-        return []
-    return [
-        f"Square, which uses no gradients, broke another {100 * lost:.1f} % of the images after the gradient "
-        "attacks: gradients are probably masked; run it longer and try an adaptive attack"
-    ]
+    )
+
+
+def notes_and_square(result: AttackResult) -> tuple[list[str], int]:
+    """The notes of a result without the one on Square, and how many images Square broke.
+
+    For whoever attacks in parts: in a part one image is already a percent, so Square is judged on all of them together.
+    """
+    lost = by_square(result.stages)
+    own = square_notes(lost, len(result.images))
+    return [note for note in result.notes if note not in own], lost
 
 
 def class_notes(classes: int, *, targets: int) -> list[str]:

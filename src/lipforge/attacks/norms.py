@@ -1,5 +1,7 @@
 """The geometry of a threat: its projection, steepest step and random start. Nowhere else do norms differ."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -67,7 +69,7 @@ def random_start(x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, st
     refuse_l1(threat)
     direction = rng.normal(seed, sample_ids, stream=stream, shape=shape, counter=counter, dtype=x.dtype)
     share = rng.uniform(seed, sample_ids, stream=f"{stream}/radius", shape=(1, 1, 1), counter=counter, dtype=x.dtype)
-    radius = threat.eps * share ** (1.0 / x[0].numel())
+    radius = threat.eps * share ** (1.0 / math.prod(shape))
     return project(x + direction * (radius / _length(direction)), x, threat)
 
 

@@ -43,6 +43,8 @@ class PGD(Attack):
         goal = away(trial, find_loss(self.loss))
         for restart in range(self.restarts):
             at = trial.standing()
+            if len(at) == 0:
+                return
             start = trial.x[at]
             if self.random:
                 ids = trial.ids[at]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lipforge.attacks import Attack, square_notes
+from lipforge.attacks import Attack, notes_and_square
 from lipforge.attacks.checks import PROBE
 from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
@@ -71,9 +71,8 @@ class Front:
         self.backwards[places] += result.backwards.cpu()
         self.gradients[stage] = self.gradients.get(stage, 0) + int(result.backwards.sum())
         self.given_up[stage] = {place for place, early in zip(places, result.given_up.tolist(), strict=True) if early}
-        # What Square broke is judged on all images together; in a shard one image is already a percent.
-        alone = square_notes(result.stages, len(places)) if stage == PLAIN else []
-        self.notes += [(stage, note) for note in result.notes if note not in alone]
+        notes, _ = notes_and_square(result)
+        self.notes += [(stage, note) for note in notes]
         if stage == PLAIN:
             self.square = sum(outcome == PROBE or outcome.startswith("square") for outcome in result.outcome)
         for place, outcome in zip(places, result.outcome, strict=True):

@@ -142,7 +142,8 @@ def _row(score: RatioScore) -> list[str]:
     if difference is not None:
         low, high = (100 * bound for bound in difference.interval)
         change = f"{100 * difference.difference:+.1f} [{low:+.1f}, {high:+.1f}] +{difference.gained} -{difference.lost}"
-    how = f"{score.attacked} attacked, {score.tried} fell to known points, {score.spared} spared"
+    pushed = f" and {score.pushed} to a push" if score.pushed else ""
+    how = f"{score.attacked} attacked, {score.tried} fell to known points{pushed}, {score.spared} spared"
     stopped = f"; stopped as hopeless after {score.count}" if score.status == "stopped" else ""
     robust = f"{share_text(score.robust_accuracy, score.interval)} {score.standing}/{score.count}"
     return [score.label, clean, robust, change, how + stopped]

@@ -8,8 +8,8 @@ The first entrant, the lead, is attacked in full. An image of another entrant go
    the gap (z_y minus the largest other logit) that the lead's attack left, corrected by how the two entrants differ at
    the lead's strongest point; far is REACH * `near` times the entrant's gap on the clean image.
 4. From the lead's strongest point, the others are pushed toward the boundary of the entrant, through each view. Most of
-   those that a full attack would fool fall to that. What stands with a gap above `near` times the clean one is spared,
-   the rest is attacked in full.
+   those that a full attack would fool fall to that. What both measures leave above `near` times the clean gap is
+   spared, the rest is attacked in full. Without `near` all are pushed and none is spared; in l1 none is pushed.
 5. A random share `audit` of the spared images is attacked in full all the same, and what falls is counted: that is how
    far the third and fourth steps can be trusted.
 
@@ -28,7 +28,7 @@ from lipforge import rng
 from lipforge.attacks import Attack
 from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageData
-from lipforge.evaluation.push import PUSH, push
+from lipforge.evaluation.push import push
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
@@ -79,8 +79,11 @@ class Contest:
 
     def shard(self, images: range) -> dict[str, Any]:
         """For each entrant, by label, what became of these images and what it cost."""
+        started = time.perf_counter()
         shard = load(self.data, images, self.device)
+        loading = time.perf_counter() - started
         lead = self._lead(shard, images.start)
+        lead.tally.seconds += loading
         tallies = [lead.tally]
         pool = [Found(self.entrants[0].label, torch.arange(len(shard.x), device=shard.x.device), lead.points)]
         for entrant in self.entrants[1:]:
@@ -111,9 +114,9 @@ class Contest:
         entrant = self.entrants[0]
         tally = Tally(entrant.label, entrant.classifier, shard)
         with tally.timed():
-            closest = self._assault(tally, entrant, tally.stands.nonzero().squeeze(1), shard)
+            self._assault(tally, entrant, tally.stands.nonzero().squeeze(1), shard)
             at_points = tally.gap_at(tally.points)
-        lead = Lead(tally, tally.points.clone(), -closest, at_points)
+        lead = Lead(tally, tally.points.clone(), -tally.closest, at_points)
         if self.leads is not None:
             self.leads[first] = Lead(tally.fresh(), lead.points, lead.gap, lead.gap_at_points)
         return lead
@@ -123,31 +126,36 @@ class Contest:
         gap = tally.attempt(pool[0])
         for found in pool[1:]:
             tally.attempt(found)
-        far = torch.zeros_like(tally.stands)
-        if self.near is not None:
-            close = self.near * tally.clean_gap
-            reached = lead.tally.stood & (lead.gap + gap - lead.gap_at_points <= REACH * close)
-            far = lead.tally.stood & (self._push(tally, entrant, lead, reached, shard) > close)
-        drawn = rng.uniform(self.seed, shard.ids, stream="search-audit", shape=(1,)).squeeze(1) < self.audit
+        stood, expected = lead.tally.stood, lead.gap + gap - lead.gap_at_points
+        close = torch.full_like(gap, torch.inf) if self.near is None else self.near * tally.clean_gap
+        pushed = self._push(tally, entrant, lead, stood & (expected <= REACH * close), shard)
+        far = stood & (torch.minimum(expected, pushed) > close)
+        drawn = (
+            rng.uniform(self.seed, shard.ids, stream=f"search-audit/{entrant.label}", shape=(1,)).squeeze(1)
+            < self.audit
+        )
         checked = tally.stands & far & drawn
         self._assault(tally, entrant, (tally.stands & (~far | drawn)).nonzero().squeeze(1), shard)
         tally.checked, tally.failed = int(checked.sum()), int((checked & ~tally.stands).sum())
         tally.spared = tally.stands & far & ~drawn
 
     def _push(self, tally: Tally, entrant: Entrant, lead: Lead, rows: Tensor, shard: Shard) -> Tensor:
-        """Push the lead's strongest points for these rows (N,): the gap (N,) left, infinite where none was pushed."""
+        """Push the lead's strongest points for these rows (N,): the gap (N,) left, infinite where none was pushed.
+
+        Where a gradient is 0 a push says nothing, so nothing is left: such an image is to be attacked in full.
+        """
         gap = torch.full_like(tally.clean_gap, torch.inf)
-        for view in entrant.views.values():
+        for view in entrant.views.values() if self.threat.norm != "l1" else ():
             at = (rows & tally.stands).nonzero().squeeze(1)
-            points = push(view, lead.points[at], shard.x[at], shard.y[at], self.threat)
-            tally.forwards += (PUSH + 1) * len(at)
-            tally.backwards += PUSH * len(at)
-            gap = torch.minimum(gap, tally.attempt(Found(entrant.label, at, points)))
+            pushed = push(view, lead.points[at], shard.x[at], shard.y[at], shard.ids[at], self.threat)
+            tally.forwards += pushed.forwards * len(at)
+            tally.backwards += pushed.backwards * len(at)
+            gap = torch.minimum(gap, tally.attempt(Found(entrant.label, at, pushed.points)))
+            gap[at[pushed.stuck]] = -torch.inf
         return gap
 
-    def _assault(self, tally: Tally, entrant: Entrant, at: Tensor, shard: Shard) -> Tensor:
-        """Attack these images through each view in turn; the largest margin (N,) that any point reached."""
-        closest = torch.full_like(tally.clean_gap, -torch.inf)
+    def _assault(self, tally: Tally, entrant: Entrant, at: Tensor, shard: Shard) -> None:
+        """Attack these images through each view in turn."""
         tally.attacked += len(at)
         for number, view in enumerate(entrant.views.values()):
             at = at[tally.stands[at]]
@@ -162,9 +170,7 @@ class Contest:
                 seed=self.seed + number,
                 sample_ids=shard.ids[at],
             )
-            closest[at] = torch.maximum(closest[at], result.closest)
             tally.take(at, result, confirm=number > 0)
-        return closest
 
 
 @torch.no_grad()

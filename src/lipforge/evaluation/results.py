@@ -1,11 +1,12 @@
 """What an evaluation found: put together from its shards, which may come from many processes and sessions."""
 
+import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lipforge.attacks import Stage, square_notes
+from lipforge.attacks import Stage, by_square, square_notes
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.evaluation.intervals import Method, interval_of
 
@@ -91,7 +92,7 @@ def gather(about: About, shards: Sequence[Mapping[str, Any]], method: Method = "
         backwards=sum(shard["backwards"] for shard in shards),
         seconds=sum(shard["seconds"] for shard in shards),
         given_up=sum(len(shard["given_up"]) for shard in shards),
-        notes=(*merge_notes(shards, count), *square_notes(stages, count)),
+        notes=(*merge_notes(shards, count), *square_notes(by_square(stages), count)),
         interval_method=method,
     )
 
@@ -122,13 +123,22 @@ def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
 
 def merge_notes(shards: Sequence[Mapping[str, Any]], count: int) -> tuple[str, ...]:
     """Each note once; those that count images ("3 of 100 images ...") with their sum over all shards."""
+    return _merged((shard["notes"] for shard in shards), count, int.__add__)
+
+
+def overlay_notes(notes: Sequence[Sequence[str]], count: int) -> tuple[str, ...]:
+    """Each note once; those that count images with the largest count, as all are about the same `count` images."""
+    return _merged(notes, count, max)
+
+
+def _merged(notes: Iterable[Sequence[str]], count: int, add: Callable[[int, int], int]) -> tuple[str, ...]:
     totals: dict[str, int | None] = {}
-    for note in (note for shard in shards for note in shard["notes"]):
+    for note in itertools.chain.from_iterable(notes):
         found = COUNTED.fullmatch(note)
         if found is None:
             totals[note] = None
         else:
-            totals[found["rest"]] = (totals.get(found["rest"]) or 0) + int(found["number"])
+            totals[found["rest"]] = add(totals.get(found["rest"]) or 0, int(found["number"]))
     return tuple(note if number is None else f"{number} of {count} images {note}" for note, number in totals.items())
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from lipforge.attacks import square_notes
 from lipforge.attacks.trial import ROBUST
 from lipforge.evaluation.compare import Comparison, paired
 from lipforge.evaluation.intervals import clopper_pearson
@@ -22,10 +23,10 @@ class RatioScore:
     """How one ratio did; what was not measured is None.
 
     `status` is "base" (ratio 0), "attacked", "stopped" (hopeless after `count` images) or "not attacked" (neither the
-    best clean ratio nor a neighbour of it). Of the `count` images `tried` fell to a point found for another ratio,
-    `attacked` were attacked in full, and `spared` were taken to stand by the rule of `lipforge.evaluation.contest`;
-    of those that the rule would have spared, `checked` were attacked all the same, and `failed` of these fell.
-    `against_base` is the paired comparison with ratio 0.
+    best clean ratio nor a neighbour of it). Of the `count` images `tried` fell to a point found for another ratio and
+    `pushed` to a push from there, `attacked` were attacked in full, and `spared` were taken to stand by the rule of
+    `lipforge.evaluation.contest`; of those that the rule would have spared, `checked` were attacked all the same, and
+    `failed` of these fell. `against_base` is the paired comparison with ratio 0.
     """
 
     ratio: Setting
@@ -39,6 +40,7 @@ class RatioScore:
     interval: tuple[float, float] | None = None
     against_base: Comparison | None = None
     tried: int = 0
+    pushed: int = 0
     attacked: int = 0
     spared: int = 0
     checked: int = 0
@@ -137,13 +139,14 @@ def robust_fields(shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> 
     """The measured fields of a score, from its share of each shard; `base` says which images stand without forging."""
     outcome = tuple(word for shard in shards for word in shard["outcome"])
     stands = [word == ROBUST for word in outcome]
-    counted = ("tried", "attacked", "spared", "checked", "failed", "forwards", "backwards", "seconds")
+    counted = ("tried", "pushed", "attacked", "spared", "checked", "failed", "forwards", "backwards", "seconds")
+    attacked, square = (sum(shard[name] for shard in shards) for name in ("attacked", "square"))
     return {
         "count": len(outcome),
         "outcome": outcome,
         "robust_accuracy": sum(stands) / len(stands),
         "interval": clopper_pearson(sum(stands), len(stands)),
-        "notes": merge_notes(shards, len(outcome)),
+        "notes": (*merge_notes(shards, attacked), *square_notes(square, max(attacked, 1))),
         "against_base": paired(base[: len(stands)], stands),
         **{name: sum(shard[name] for shard in shards) for name in counted},
     }

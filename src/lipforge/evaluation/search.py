@@ -14,6 +14,7 @@ from lipforge.errors import InputError
 from lipforge.evaluation.compare import paired
 from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
 from lipforge.evaluation.identity import attack_text
+from lipforge.evaluation.intervals import clopper_pearson
 from lipforge.evaluation.scores import (
     RatioScore,
     SearchResult,
@@ -135,7 +136,8 @@ class _Search:
             if not trials:
                 continue
             name = f"search-group-{number + 1}"
-            found += self.robust([scores[0], *self.clean(trials, f"{name}-clean")], name)[1:]
+            base, *tried = self.robust([found[0], *self.clean(trials, f"{name}-clean")], name)
+            found = _rebased([_both(found[0], base), *found[1:], *tried])
             best = best_of(found).ratio
             current = dict(best) if isinstance(best, Mapping) else dict.fromkeys(groups, best)
         return found
@@ -200,7 +202,7 @@ class _Search:
 
     def _scored(self, score: RatioScore, shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> RatioScore:
         found = robust_fields(shards, base)
-        for cost in ("forwards", "seconds"):  # of the clean images, which were asked before
+        for cost in ("forwards", "backwards", "seconds"):  # of what was asked before
             found[cost] += getattr(score, cost)
         measured = replace(score, **found)
         if not score.ratio:
@@ -229,6 +231,27 @@ def _hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping
 
 def _stands(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
     return [word == ROBUST for shard in shards for word in shard["outcome"]]
+
+
+def _both(first: RatioScore, second: RatioScore) -> RatioScore:
+    """The base after two contests: what fell in either has fallen; the second has the cost of both."""
+    words = zip(first.outcome, second.outcome, strict=True)
+    outcome = tuple(then if now == ROBUST else now for now, then in words)
+    stands = outcome.count(ROBUST)
+    accuracy, interval = stands / len(outcome), clopper_pearson(stands, len(outcome))
+    tried = first.tried + second.tried
+    return replace(second, outcome=outcome, robust_accuracy=accuracy, interval=interval, tried=tried)
+
+
+def _rebased(scores: Sequence[RatioScore]) -> list[RatioScore]:
+    """The scores, compared with the first as it is now."""
+    base = scores[0].robust
+    return [
+        replace(score, against_base=paired(base[: score.count], score.robust))
+        if score.ratio and score.outcome
+        else score
+        for score in scores
+    ]
 
 
 def _by_ratio(score: RatioScore) -> tuple[bool, float]:

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from lipforge.attacks import Attack, square_notes
+from lipforge.attacks import Attack, notes_and_square
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, check_images
 from lipforge.evaluation.results import merge_stages
@@ -83,8 +83,7 @@ class Job:
         ids = torch.tensor(at, device=x.device)
         result = self.attack.run(self.classifier, x, y, threat=self.threat, seed=self.seed, sample_ids=ids, watch=watch)
         right = len(x) - result.outcome.count(MISCLASSIFIED)
-        # What Square broke is judged on all images together; in a batch one image is already a percent.
-        alone = square_notes(result.stages, max(right, 1))
+        notes, _ = notes_and_square(result)  # the stages keep what Square broke
         part = {
             "right": right,
             "forwards": int(result.forwards.sum()),
@@ -92,7 +91,7 @@ class Job:
             "seconds": time.perf_counter() - started,
             "outcome": list(result.outcome),
             "given_up": ids[result.given_up].tolist(),
-            "notes": [note for note in result.notes if note not in alone],
+            "notes": notes,
             "stages": to_plain(result.stages),
         }
         return part, result.images.cpu()

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lipforge.attacks import FGSM, Attack
+from lipforge.attacks import FGSM, Attack, notes_and_square, square_notes
 from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, device_of
@@ -165,7 +165,8 @@ class Leg:
                 outcome[place] = word
             passes = {"forwards": int(result.forwards.sum()), "backwards": int(result.backwards.sum())}
             spent = {**passes, "seconds": time.perf_counter() - started}
-            records.append({**record, **spent, "outcome": list(outcome), "notes": list(result.notes)})
+            notes, square = notes_and_square(result)
+            records.append({**record, **spent, "outcome": list(outcome), "notes": notes, "square": square})
         records[0]["forwards"] += len(x)  # the look at the clean images
         return {"eps": records}
 
@@ -185,7 +186,7 @@ class Leg:
             robust_accuracy=robust / count,
             interval=clopper_pearson(robust, count),
             outcome=outcome,
-            notes=merge_notes(parts, count),
+            notes=(*merge_notes(parts, count), *square_notes(sum(part["square"] for part in parts), count)),
             **{name: sum(part[name] for part in parts) for name in ("carried", "forwards", "backwards", "seconds")},
         )
 

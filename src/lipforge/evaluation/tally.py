@@ -8,11 +8,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from lipforge.attacks import notes_and_square
 from lipforge.attacks.losses import margin
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.result import AttackResult
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, check_images
+from lipforge.evaluation.results import overlay_notes
 from lipforge.types import Classifier
 
 
@@ -36,17 +38,20 @@ class Tally:
     """Who stands, what fooled the others, and what it cost; the clean images are looked at on creation."""
 
     def __init__(self, label: str, classifier: Classifier, shard: Shard) -> None:
+        started = time.perf_counter()
         self.label, self.classifier, self.shard = label, classifier, shard
         self.points = shard.x.clone()
-        self.forwards = self.backwards = self.attacked = self.tried = self.checked = self.failed = 0
-        self.seconds = 0.0
-        self.notes: list[str] = []
+        self.forwards = self.backwards = self.attacked = self.tried = self.pushed = self.checked = self.failed = 0
+        self.square = 0
+        self.notes: list[list[str]] = []
         logits = self._logits(shard.x, shard.ids)
         self.clean_gap = -margin(logits, shard.y)
         self.stands = logits.argmax(dim=1) == shard.y
         self.outcome = [ROBUST if right else MISCLASSIFIED for right in self.stands.tolist()]
         self.spared = torch.zeros_like(self.stands)
         self.own = torch.zeros_like(self.stands)
+        self.closest = torch.full_like(self.clean_gap, -torch.inf)
+        self.seconds = time.perf_counter() - started
 
     @property
     def stood(self) -> Tensor:
@@ -67,6 +72,7 @@ class Tally:
         self._fall(at[fell], points[fell], ["push" if mine else f"found on {found.label}"] * int(fell.sum()))
         if mine:
             self.own[at[fell]] = True
+            self.pushed += int(fell.sum())
         else:
             self.tried += int(fell.sum())
         return gap
@@ -79,8 +85,12 @@ class Tally:
         """Enter what an attack did to these images; `confirm` its successes here, if it was run on another view."""
         self.forwards += int(result.forwards.sum())
         self.backwards += int(result.backwards.sum())
-        self.notes += result.notes
-        self.points[at] = result.images
+        notes, square = notes_and_square(result)
+        self.notes.append(notes)
+        self.square += square
+        stronger = result.closest > self.closest[at]
+        self.points[at[stronger]] = result.images[stronger]
+        self.closest[at] = torch.maximum(self.closest[at], result.closest.to(self.closest))
         fell = result.fooled.clone()
         if confirm and fell.any():
             logits = self._logits(result.images[fell], self.shard.ids[at[fell]])
@@ -112,11 +122,11 @@ class Tally:
 
     def record(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
-        counts = ("attacked", "tried", "checked", "failed", "forwards", "backwards", "seconds")
+        counts = ("attacked", "tried", "pushed", "checked", "failed", "square", "forwards", "backwards", "seconds")
         return {
             "outcome": self.outcome,
             "spared": int((self.spared & self.stands).sum()),
-            "notes": self.notes,
+            "notes": list(overlay_notes(self.notes, self.attacked)),
             **{name: getattr(self, name) for name in counts},
         }
 

@@ -7,10 +7,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack
+from lipforge.attacks import Attack, notes_and_square, square_notes
 from lipforge.attacks.queries import is_fooled
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
-from lipforge.batching import ImageData, device_of
+from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import clopper_pearson
@@ -102,6 +102,11 @@ def transfer(
     """
     if push < 0:
         raise InputError(f"push must be at least 0, got {push}")
+    if push and threat.norm == "l1":
+        raise InputError("push knows the norms linf and l2, got l1; push=0 takes the attack's points as they are")
+    for classifier in (source, target):
+        if isinstance(classifier, nn.Module):
+            check_eval(classifier)
     craft = Craft(source, target, as_data(data), attack, threat, seed, push)
     name = _name(names, attack_text(attack), threat, seed)
     task = open_task(run, name, craft.config(in_run=run is not None), len(craft.data), shard_size)
@@ -138,13 +143,18 @@ class Craft:
         right = torch.tensor([word != MISCLASSIFIED for word in result.outcome], device=shard.x.device)
         at = right.nonzero().squeeze(1)
         x, y, points = shard.x[at], shard.y[at], result.images[at]
-        crafted = shard.x.index_copy(0, at, push_on(self.source, points, x, y, self.threat, self.push))
+        pushed = push_on(self.source, points, x, y, shard.ids[at], self.threat, self.push)
+        crafted = shard.x.index_copy(0, at, pushed.points)
+        notes, square = notes_and_square(result)
+        if stuck := int(pushed.stuck.sum()):
+            notes.append(f"{stuck} of {len(at)} images met a gradient of exactly 0, or none, and were not pushed there")
         return {
             "source": list(result.outcome),
             "target": _on_target(self.target, shard, crafted),
-            "notes": list(result.notes),
-            "forwards": int(result.forwards.sum()) + 2 * len(shard.x) + (self.push + 1) * len(at) * bool(self.push),
-            "backwards": int(result.backwards.sum()) + self.push * len(at),
+            "notes": notes,
+            "square": square,
+            "forwards": int(result.forwards.sum()) + 2 * len(shard.x) + pushed.forwards * len(at),
+            "backwards": int(result.backwards.sum()) + pushed.backwards * len(at),
             "seconds": time.perf_counter() - started,
         }
 
@@ -163,7 +173,8 @@ class Craft:
 
 
 def _on_target(target: Classifier, shard: Shard, crafted: Tensor) -> list[str]:
-    clean, fooled = (is_fooled(target, x, shard.y).tolist() for x in (shard.x, crafted))
+    device = device_of(target) if isinstance(target, nn.Module) else shard.x.device
+    clean, fooled = (is_fooled(target, x.to(device), shard.y.to(device)).tolist() for x in (shard.x, crafted))
     return [
         MISCLASSIFIED if wrong else "transfer" if fell else ROBUST for wrong, fell in zip(clean, fooled, strict=True)
     ]
@@ -198,6 +209,6 @@ def _gather(craft: Craft, names: tuple[str, str], shards: list[dict[str, Any]]) 
         transferred=shared.count("transfer"),
         outcome=target,
         source_outcome=source,
-        notes=merge_notes(shards, count),
+        notes=(*merge_notes(shards, count), *square_notes(sum(shard["square"] for shard in shards), count)),
         **{name: sum(shard[name] for shard in shards) for name in ("forwards", "backwards", "seconds")},
     )
