@@ -135,6 +135,17 @@ class Flat(Tilted):
         return super().forward(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
 
 
+def test_a_note_counts_an_image_once_and_among_those_that_were_attacked():
+    flat = Entrant("a", {"one": Flat(), "two": Flat()})
+    shard = Contest((flat,), as_data(task()), ATTACK, THREAT, 0, None, 0.0).shard(range(60))["a"]
+    (note,) = shard["notes"]
+    assert note.startswith("60 of 60 images had a gradient of exactly 0")
+    part = {**shard, "attacked": 12, "square": 3, "notes": [note.replace("60 of 60", "3 of 12")]}
+    counted, square = robust_fields([part], [True] * 60)["notes"]
+    assert counted.startswith("3 of 12 images")
+    assert "broke another 25.0 %" in square
+
+
 def test_in_l1_nothing_is_pushed_and_what_is_near_is_attacked():
     made = contest(Tilted(), Tilted(0.1), attack=APGD(steps=5, loss="margin"))
     shard = dataclasses.replace(made, threat=Threat("l1", 0.5)).shard(range(60))["1"]
