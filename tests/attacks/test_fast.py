@@ -200,8 +200,9 @@ def test_the_model_itself_is_shown_the_strongest_point_of_what_stands():
         return logits + 0.03 * torch.nn.functional.one_hot(y[0], logits.shape[1])
 
     threat = Threat("linf", 0.03)
-    without = APGD(steps=10, loss="margin").run(timid, x, y, threat=threat)
-    searched = APGD(steps=10, loss="margin").run(Prepared(model, timid), x, y, threat=threat)
+    attack = Cascade((APGD(steps=10, loss="margin"),))
+    without = attack.run(timid, x, y, threat=threat)
+    searched = attack.run(Prepared(model, timid), x, y, threat=threat)
     assert torch.equal(searched.fooled, is_fooled(model, searched.images, y))
     assert searched.fooled.sum() > without.fooled.sum()
     assert searched.stages[-1].robust == int((~searched.fooled).sum())

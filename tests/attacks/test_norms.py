@@ -109,6 +109,7 @@ def test_a_start_depends_on_the_image_id_and_not_on_the_batch(norm):
     together = random_start(x, Threat(norm, 0.1), seed=0, sample_ids=IDS, stream="s")
     alone = random_start(x[9:10], Threat(norm, 0.1), seed=0, sample_ids=IDS[9:10], stream="s")
     assert torch.equal(together[9:10], alone)
+    assert random_start(x[:0], Threat(norm, 0.1), seed=0, sample_ids=IDS[:0], stream="s").shape == (0, 1, 2, 2)
 
 
 def test_the_l1_norm_has_no_dense_steepest_step():

@@ -41,6 +41,13 @@ def test_a_push_that_overshoots_keeps_the_best_point_on_its_way():
     assert (pushed.forwards, pushed.backwards) == (3, 2)
 
 
+def test_the_last_step_of_a_push_counts():
+    model = linear()
+    x, y = labelled(model)
+    pushed = push(model, x, x, y, torch.arange(len(x)), THREAT, steps=10).points
+    torch.testing.assert_close(distance(pushed - x, THREAT), torch.full((len(x),), THREAT.eps))
+
+
 @pytest.mark.parametrize("threat", [Threat("linf", 0.2), Threat("l2", 1.0)], ids=str)
 def test_a_push_stays_inside_the_ball_and_the_box(threat):
     model = linear()

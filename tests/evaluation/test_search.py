@@ -113,6 +113,16 @@ def test_a_push_finds_what_the_points_of_the_lead_do_not_show():
     assert robust(pushed) == model.stands(*task()) != robust(without)
 
 
+def test_what_a_push_brings_near_is_attacked_in_full():
+    """A weak attack leaves the lead's points at 0.8 eps, a push goes to eps: how near that is has a closed form."""
+    model, (x, y) = Tilted(), task()
+    weak = PGD(steps=1, step=0.8, random=False, loss="margin")
+    shard = contest(Tilted(), model, attack=weak).shard(range(60))["1"]
+    score = (x.flatten(1) - 0.5) @ model.weight
+    left = 1 - THREAT.eps * model.weight.abs().sum() / torch.where(y == 1, score, -score)
+    assert shard["attacked"] == int(((left > 0) & (left <= 0.1)).sum()) > 0
+
+
 def test_sparing_nothing_attacks_every_image_that_no_known_point_and_no_push_fools():
     shard = contest(Tilted(), Tilted(0.5), near=None).shard(range(60))["1"]
     assert shard["spared"] == 0
@@ -213,7 +223,8 @@ def test_the_cost_of_a_search_is_every_forward_of_every_model(groups):
     made: list[Tilted] = []
 
     def counted(setting: Any) -> dict[str, nn.Module]:
-        made.append(Tilted(4 * sum(setting.values() if isinstance(setting, dict) else [setting])))
+        tilt = 4 * sum(setting.values() if isinstance(setting, dict) else [setting])
+        made.append(Tilted(tilt) if tilt else Backwards())  # a base that the points of the others cost forwards
         return {"only": made[-1]}
 
     x, y = task()
@@ -361,6 +372,23 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
     assert kept == json.loads(to_json(record(again)))
     with pytest.raises(RunError, match="seed was 0, now 1"), RunDir.open(tmp_path) as run:
         search(run=run, seed=1)
+
+
+def test_what_falls_in_the_contests_of_groups_falls_for_all_comparisons():
+    """Only the models of mappings give gradients that lead anywhere, and their points fool the others too."""
+
+    def views(setting: Any) -> dict[str, nn.Module]:
+        return {"only": Tilted(4 * sum(setting.values())) if isinstance(setting, dict) else Backwards(4 * setting)}
+
+    def found(*groups: str) -> list[RatioScore]:
+        settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "groups": groups, "shard_size": 60}
+        return list(search_ratio(views, task(), ATTACK, THREAT, **settings).scores)
+
+    alone, scores = found(), found("a", "b")
+    assert scores[0].standing < alone[0].standing
+    assert scores[0].backwards == alone[0].backwards > 0
+    compared = [one.against_base for one in scores[1:]]
+    assert [one.base_accuracy for one in compared if one is not None] == [scores[0].robust_accuracy] * len(compared)
 
 
 def test_groups_are_refined_one_after_the_other_and_never_get_worse():
