@@ -123,6 +123,15 @@ def test_what_a_push_brings_near_is_attacked_in_full():
     assert shard["attacked"] == int(((left > 0) & (left <= 0.1)).sum()) > 0
 
 
+@pytest.mark.parametrize("near", [None, 0.1])
+def test_the_base_is_pushed_as_the_others_are(near):
+    model = Tilted()
+    weak = PGD(steps=1, step=0.8, random=False, loss="margin")
+    shard = contest(model, attack=weak, near=near).shard(range(60))["0"]
+    assert shard["pushed"] == shard["outcome"].count("push") > 0
+    assert robust(shard["outcome"]) == model.stands(*task())
+
+
 def test_sparing_nothing_attacks_every_image_that_no_known_point_and_no_push_fools():
     shard = contest(Tilted(), Tilted(0.5), near=None).shard(range(60))["1"]
     assert shard["spared"] == 0
@@ -205,7 +214,7 @@ def test_a_success_through_another_view_counts_only_if_it_fools_the_view_that_co
     other = Tilted(shift=100.0)
     entrants = (Entrant("a", {"counts": Tilted(), "other": other}),)
     x, y = task()
-    made = Contest(entrants, as_data((x, y)), PGD(steps=1, step=1e-6, random=False), THREAT, 0, None, 0.0)
+    made = Contest(entrants, as_data((x, y)), PGD(steps=1, step=1e-6, random=False), THREAT, 0, 1e-9, 0.0)
     assert robust(made.shard(range(60))["a"]["outcome"]) == [True] * 60
 
 

@@ -1,6 +1,7 @@
 """Several classifiers that differ little, attacked on the same images, with the work of one serving the others.
 
-The first entrant, the lead, is attacked in full. An image of another entrant goes through this, cheapest first:
+The first entrant, the lead, is attacked in full, and what then looks near enough is pushed as in step 4. An image of
+another entrant goes through this, cheapest first:
 
 1. Every point found so far, for the lead or for entrants before, is tried: one forward pass each.
 2. An image that fell on the lead, but to none of these points, is attacked in full.
@@ -115,6 +116,8 @@ class Contest:
         tally = Tally(entrant.label, entrant.classifier, shard)
         with tally.timed():
             self._assault(tally, entrant, tally.stands.nonzero().squeeze(1), shard)
+            # The others will be pushed from these points, so the lead is too.
+            self._push(tally, entrant, tally.points, -tally.closest <= REACH * self._close(tally), shard)
             at_points = tally.gap_at(tally.points)
         lead = Lead(tally, tally.points.clone(), -tally.closest, at_points)
         if self.leads is not None:
@@ -127,8 +130,8 @@ class Contest:
         for found in pool[1:]:
             tally.attempt(found)
         stood, expected = lead.tally.stood, lead.gap + gap - lead.gap_at_points
-        close = torch.full_like(gap, torch.inf) if self.near is None else self.near * tally.clean_gap
-        pushed = self._push(tally, entrant, lead, stood & (expected <= REACH * close), shard)
+        close = self._close(tally)
+        pushed = self._push(tally, entrant, lead.points, stood & (expected <= REACH * close), shard)
         far = stood & (torch.minimum(expected, pushed) > close)
         drawn = (
             rng.uniform(self.seed, shard.ids, stream=f"search-audit/{entrant.label}", shape=(1,)).squeeze(1)
@@ -139,7 +142,12 @@ class Contest:
         tally.checked, tally.failed = int(checked.sum()), int((checked & ~tally.stands).sum())
         tally.spared = tally.stands & far & ~drawn
 
-    def _push(self, tally: Tally, entrant: Entrant, lead: Lead, rows: Tensor, shard: Shard) -> Tensor:
+    def _close(self, tally: Tally) -> Tensor:
+        """Below which gap (N,) an image is near the boundary."""
+        gap = tally.clean_gap
+        return torch.full_like(gap, torch.inf) if self.near is None else self.near * gap
+
+    def _push(self, tally: Tally, entrant: Entrant, points: Tensor, rows: Tensor, shard: Shard) -> Tensor:
         """Push the lead's strongest points for these rows (N,): the gap (N,) left, infinite where none was pushed.
 
         Where a gradient is 0 a push says nothing, so nothing is left: such an image is to be attacked in full.
@@ -147,7 +155,7 @@ class Contest:
         gap = torch.full_like(tally.clean_gap, torch.inf)
         for view in entrant.views.values() if self.threat.norm != "l1" else ():
             at = (rows & tally.stands).nonzero().squeeze(1)
-            pushed = push(view, lead.points[at], shard.x[at], shard.y[at], shard.ids[at], self.threat)
+            pushed = push(view, points[at], shard.x[at], shard.y[at], shard.ids[at], self.threat)
             tally.forwards += pushed.forwards * len(at)
             tally.backwards += pushed.backwards * len(at)
             gap = torch.minimum(gap, tally.attempt(Found(entrant.label, at, pushed.points)))

@@ -71,6 +71,9 @@ class Tally:
         fell = logits.argmax(dim=1) != self.shard.y[at]
         self._fall(at[fell], points[fell], ["push" if mine else f"found on {found.label}"] * int(fell.sum()))
         if mine:
+            stronger = -gap[at] > self.closest[at]
+            self.points[at[stronger]] = points[stronger]
+            self.closest[at] = torch.maximum(self.closest[at], -gap[at])
             self.own[at[fell]] = True
             self.pushed += int(fell.sum())
         else:
