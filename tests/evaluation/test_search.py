@@ -214,7 +214,7 @@ def test_a_success_through_another_view_counts_only_if_it_fools_the_view_that_co
     other = Tilted(shift=100.0)
     entrants = (Entrant("a", {"counts": Tilted(), "other": other}),)
     x, y = task()
-    made = Contest(entrants, as_data((x, y)), PGD(steps=1, step=1e-6, random=False), THREAT, 0, 1e-9, 0.0)
+    made = Contest(entrants, as_data((x, y)), PGD(steps=1), Threat("linf", 1e-7), 0, None, 0.0)
     assert robust(made.shard(range(60))["a"]["outcome"]) == [True] * 60
 
 
