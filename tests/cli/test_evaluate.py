@@ -73,13 +73,19 @@ def test_a_run_is_kept_resumed_and_refused_if_it_changes(run):
     assert len(written) == 3
     again = run(*arguments)
     assert again.out == first.out
-    assert again.err == "note: kept has 3 finished shards; those of the same work are taken over\n"
+    assert again.err == "note: finished shards in kept: 3; those of the same work are taken over\n"
     assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written
     refused = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 16, "--attack", "fgsm", "--run", "kept")
     assert refused.code == 2
     assert "count was 24, now 16" in refused.err
     kept = json.loads(Path("kept/environment.json").read_text())["environments"]
     assert kept[0]["command"].startswith("lipforge evaluate cifar10-resnet --data cifar10-sample")
+
+
+def test_the_eps_of_linf_in_another_norm_is_pointed_out(run):
+    arguments = ("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "pgd:steps=1", "--norm", "l2")
+    assert "eps 8/255 is usual in linf and tiny in l2; give --eps" in run(*arguments).err
+    assert run(*arguments, "--eps", "0.5").err == ""
 
 
 def test_views_of_a_forged_model_are_compared(run, model_file, recipe):

@@ -39,6 +39,7 @@ def test_a_push_that_overshoots_keeps_the_best_point_on_its_way():
     pushed = push(bump, x, x, y, torch.arange(1), Threat("linf", 0.3), steps=2)
     torch.testing.assert_close(pushed.points, torch.full_like(x, 0.51))
     assert (pushed.forwards, pushed.backwards) == (3, 2)
+    torch.testing.assert_close(pushed.margin, torch.tensor([-0.01]))
 
 
 def test_the_last_step_of_a_push_counts():

@@ -8,17 +8,21 @@ import typer
 from torch import nn
 
 from lipforge.attacks import Attack, autoattack, parse_attack
-from lipforge.cli.output import results
+from lipforge.cli.output import note, results
 from lipforge.errors import InputError
 from lipforge.forge import forged, load_recipe, plain, set_ratio_
 from lipforge.types import Norm, Threat, parse_number
 
 Recipe = Annotated[str | None, typer.Option(help="A recipe of `lipforge forge`.")]
 Ratio = Annotated[str | None, typer.Option(help="Another ratio than the recipe's.")]
-NormName = Annotated[str, typer.Option("--norm", help="linf or l2.")]
+NormName = Annotated[str, typer.Option("--norm", help="linf, l2 or l1.")]
 Run = Annotated[str | None, typer.Option(help="A run directory: keeps every shard; the same command resumes.")]
 AttackSeed = Annotated[int, typer.Option(help="Seed of the attacks' random starts.")]
 ShardSize = Annotated[int, typer.Option(help="Images that are attacked together, and kept together.")]
+
+
+EPS = "8/255"
+"""The default of --eps."""
 
 
 def parse(text: str) -> Attack:
@@ -26,9 +30,17 @@ def parse(text: str) -> Attack:
     return autoattack("fast") if text.strip() == "autoattack" else parse_attack(text)
 
 
+def threat(norm: str, eps: str) -> Threat:
+    """The threat of --norm and --eps, with a note where --eps was left at what suits linf only."""
+    made = Threat(cast(Norm, norm), eps)
+    if made.norm != "linf" and eps == EPS:
+        note(f"eps {EPS} is usual in linf and tiny in {made.norm}; give --eps (usual are 0.5 in l2 and 12 in l1)")
+    return made
+
+
 def threats(norm: str, eps: str) -> list[Threat]:
     """The threats of a list such as "2/255,4/255"; each once."""
-    made = [Threat(cast(Norm, norm), part.strip()) for part in eps.split(",")]
+    made = [threat(norm, part.strip()) for part in eps.split(",")]
     values = [threat.eps for threat in made]
     if len(set(values)) < len(values):
         raise InputError(f"--eps must list different radii, got {eps}")

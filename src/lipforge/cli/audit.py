@@ -9,15 +9,15 @@ from torch import nn
 from lipforge.audit import AuditReport, audit, audit_plan
 from lipforge.audit.subjects import classes_of
 from lipforge.batching import ImageData
-from lipforge.cli import options
+from lipforge.cli import attacking, options
 from lipforge.cli.output import print_json, results, table
 from lipforge.errors import InputError
 from lipforge.forge import load_recipe, set_ratio_
 from lipforge.models import load_model
 from lipforge.paper import TableAudit, check_table, load_paper, read_table
-from lipforge.ranks import process_group
+from lipforge.ranks import by_torchrun, process_group
 from lipforge.runs import record
-from lipforge.types import Norm, Threat, parse_number
+from lipforge.types import parse_number
 
 
 def audit_command(
@@ -70,7 +70,7 @@ def audit_command(
     if published is not None:
         _check_published(published, model, json)
         return
-    threat, share = Threat(cast(Norm, norm), eps), margin / 100
+    threat, share = attacking.threat(norm, eps), margin / 100
     where = options.pick_device(device)
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
@@ -88,7 +88,8 @@ def audit_command(
             report = audit(base, other.to(where), found, threat, plan=plan, run=kept, name=name)
         if rank.is_first:
             _show(report, run, json)
-    raise typer.Exit(report.exit_code if rank.is_first else 0)
+    # torchrun would take a verdict's exit code for a crash, and start the audit again.
+    raise typer.Exit(0 if by_torchrun() else report.exit_code)
 
 
 def _subjects(

@@ -25,7 +25,7 @@ from lipforge.progress import duration
 from lipforge.ranks import process_group
 from lipforge.records import read_json
 from lipforge.runs import record
-from lipforge.types import Norm, Threat, parse_number
+from lipforge.types import parse_number
 
 VIEWS = {"plain": plain, "forged": forged, "straight_through": straight_through}
 LABELS = {"plain": "base", "forged": "forged", "straight_through": "straight_through"}
@@ -99,7 +99,7 @@ def evaluate_command(
 
     torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
-    attacks, threat = [attacking.parse(text) for text in attack or ["autoattack"]], Threat(cast(Norm, norm), eps)
+    attacks, threat = [attacking.parse(text) for text in attack or ["autoattack"]], attacking.threat(norm, eps)
     if save_images and run is None:
         raise InputError("--save-images needs --run, a directory to keep them in")
     where = options.pick_device(device)

@@ -114,7 +114,7 @@ def open_run(path: str | None) -> RunDir | None:
         return None
     run = RunDir.open(path, command=command_line())
     if is_first() and (shards := run.shards()):
-        note(f"{path} has {shards} finished shards; those of the same work are taken over")
+        note(f"finished shards in {path}: {shards}; those of the same work are taken over")
     return run
 
 

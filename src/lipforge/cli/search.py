@@ -17,7 +17,7 @@ from lipforge.models import load_model
 from lipforge.ranks import process_group
 from lipforge.runs import record
 from lipforge.searching import Metric, choose_ratio
-from lipforge.types import Norm, Threat, parse_number
+from lipforge.types import parse_number
 
 
 def search(
@@ -41,7 +41,7 @@ def search(
         bool, typer.Option("--all", help="Attack every candidate, not only the best clean one and its neighbours.")
     ] = False,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Attack every image of every ratio in full; several times slower.")
+        bool, typer.Option("--exhaustive", help="Spare no image of the ratios that are attacked; several times slower.")
     ] = False,
     plot: Annotated[str | None, typer.Option(help="Save the trade-off as a picture: .png or .svg.")] = None,
     out: Annotated[str | None, typer.Option(help="Write the recipe with the chosen ratio here.")] = None,
@@ -86,7 +86,7 @@ def search(
         found = choose_ratio(
             loaded,
             images,
-            threat=Threat(cast(Norm, norm), eps),
+            threat=attacking.threat(norm, eps),
             ratios=[parse_number(part, name="ratios") for part in ratios.split(",")],
             attack=attacking.parse(attack),
             metric=cast(Metric, metric),
@@ -137,7 +137,7 @@ def _report(model: str, found: SearchResult, paths: list[str], run: str | None, 
 def _row(score: RatioScore) -> list[str]:
     clean = share_text(score.clean_accuracy, score.clean_interval)
     if score.robust_accuracy is None or score.interval is None:
-        return [score.label, clean, "", "", "not attacked: no neighbour of the best clean ratio"]
+        return [score.label, clean, "", "", "not attacked: not next to the best clean ratio (of equals the smallest)"]
     difference, change = score.against_base, ""
     if difference is not None:
         low, high = (100 * bound for bound in difference.interval)

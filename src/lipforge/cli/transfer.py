@@ -1,6 +1,6 @@
 """`lipforge transfer`: images crafted on one model, scored on another, both ways."""
 
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
@@ -13,7 +13,6 @@ from lipforge.evaluation.transfer import transfer as transfer_to
 from lipforge.models import load_model
 from lipforge.ranks import process_group
 from lipforge.runs import record
-from lipforge.types import Norm, Threat
 
 
 def transfer(
@@ -56,7 +55,7 @@ def transfer(
     """
     if (target is None) == (recipe is None):
         raise InputError("transfer takes a SOURCE and a TARGET, or a SOURCE with --recipe: one of the two")
-    threat, chosen = Threat(cast(Norm, norm), eps), attacking.parse(attack)
+    threat, chosen = attacking.threat(norm, eps), attacking.parse(attack)
     where = options.pick_device(device)
     with process_group(where) as rank:
         folder = options.folder_options(resize, crop, interpolation, "raise", None, None)

@@ -18,9 +18,10 @@ STEP = 0.1
 
 
 class Pushed(NamedTuple):
-    """Where the points (N, C, H, W) came to, which images (N,) had no gradient on the way, and what each image cost."""
+    """Where the points (N, C, H, W) came to, their margin (N,), which images (N,) had no gradient, and the cost."""
 
     points: Tensor
+    margin: Tensor
     stuck: Tensor
     forwards: int
     backwards: int
@@ -33,14 +34,14 @@ def push(
 
     Each image costs `steps` + 1 forwards and `steps` backwards; without steps it costs nothing.
     """
-    stuck = torch.zeros_like(y, dtype=torch.bool)
+    stuck, highest = torch.zeros_like(y, dtype=torch.bool), x.new_full((len(x),), -torch.inf)
     if not steps or not len(x):
-        return Pushed(points, stuck, 0, 0)
-    best, highest = points.clone(), torch.full_like(x[:, 0, 0, 0], -torch.inf)
+        return Pushed(points, highest, stuck, 0, 0)
+    best = points.clone()
     for _ in range(steps):
         value, gradient = _slope(classifier, points, y, ids)
         if gradient is None:
-            return Pushed(best, torch.ones_like(stuck), 1, 0)
+            return Pushed(best, value, torch.ones_like(stuck), 1, 0)
         stuck |= gradient.flatten(1).abs().amax(dim=1) == 0
         best[value > highest] = points[value > highest]
         highest = torch.maximum(highest, value)
@@ -48,7 +49,7 @@ def push(
     with torch.no_grad():
         value = margin(logits_of(classifier, points, ids), y)
     best[value > highest] = points[value > highest]
-    return Pushed(best, stuck, steps + 1, steps)
+    return Pushed(best, torch.maximum(highest, value), stuck, steps + 1, steps)
 
 
 def _slope(classifier: Classifier, points: Tensor, y: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:

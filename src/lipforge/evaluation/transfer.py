@@ -30,9 +30,10 @@ from lipforge.types import Classifier, Norm, Threat
 class TransferResult:
     """How a target fared against images crafted on a source, with 95 % intervals.
 
-    `source_robust_accuracy` is the source's own accuracy under the attack, `robust_accuracy` the target's on the images
-    crafted for the source. Of the `shared` images that both get right and that fool the source, `transferred` fool the
-    target too. `outcome` says for each image how the target fared: "robust", "misclassified" or "transfer".
+    `source_robust_accuracy` is the source's own accuracy under the attack and the push, `robust_accuracy` the target's
+    on the images crafted for the source. Of the `shared` images that both get right and that fool the source,
+    `transferred` fool the target too. `outcome` says for each image how the target fared:
+    "robust", "misclassified" or "transfer".
     """
 
     source: str
@@ -103,7 +104,7 @@ def transfer(
     if push < 0:
         raise InputError(f"push must be at least 0, got {push}")
     if push and threat.norm == "l1":
-        raise InputError("push knows the norms linf and l2, got l1; push=0 takes the attack's points as they are")
+        raise InputError("push knows the norms linf and l2, got l1; push 0 takes the attack's points as they are")
     for classifier in (source, target):
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
@@ -145,11 +146,14 @@ class Craft:
         x, y, points = shard.x[at], shard.y[at], result.images[at]
         pushed = push_on(self.source, points, x, y, shard.ids[at], self.threat, self.push)
         crafted = shard.x.index_copy(0, at, pushed.points)
+        on_source = list(result.outcome)
+        for place in at[pushed.margin > 0].tolist():
+            on_source[place] = "push" if on_source[place] == ROBUST else on_source[place]
         notes, square = notes_and_square(result)
         if stuck := int(pushed.stuck.sum()):
             notes.append(f"{stuck} of {len(at)} images met a gradient of exactly 0, or none, and were not pushed there")
         return {
-            "source": list(result.outcome),
+            "source": on_source,
             "target": _on_target(self.target, shard, crafted),
             "notes": notes,
             "square": square,
