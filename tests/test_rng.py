@@ -125,6 +125,16 @@ def test_sample_ids_of_another_type_are_refused():
         rng.uniform(0, torch.arange(3).float(), stream="a", shape=(1,))
 
 
+def test_every_image_may_have_a_counter_of_its_own():
+    ids, counter = torch.tensor([5, 5, 9]), torch.tensor([0, 3, 3])
+    together = rng.normal(1, ids, stream="s", shape=(7,), counter=counter)
+    for row in range(3):
+        alone = rng.normal(1, ids[row : row + 1], stream="s", shape=(7,), counter=int(counter[row]))
+        assert torch.equal(together[row : row + 1], alone)
+    with pytest.raises(InputError, match=r"counter must be an int or int64 of shape \(N,\), got torch.int64 of \(2,\)"):
+        rng.bits(1, ids, stream="s", shape=(7,), counter=counter[:2])
+
+
 def test_a_negative_counter_is_refused():
     with pytest.raises(InputError, match="counter must lie in"):
         rng.uniform(0, IDS, stream="a", shape=(1,), counter=-1)

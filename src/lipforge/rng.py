@@ -31,7 +31,7 @@ def uniform(
     shape: Sequence[int],
     low: float = 0.0,
     high: float = 1.0,
-    counter: int = 0,
+    counter: int | Tensor = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Numbers (N, *shape) uniform on [low, high], in steps of (high - low) / 2^24, on the device of `sample_ids`.
@@ -51,7 +51,7 @@ def normal(
     *,
     stream: str,
     shape: Sequence[int],
-    counter: int = 0,
+    counter: int | Tensor = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Standard normal numbers (N, *shape) by the Box-Muller transform, computed in float64."""
@@ -67,7 +67,7 @@ def signs(
     *,
     stream: str,
     shape: Sequence[int],
-    counter: int = 0,
+    counter: int | Tensor = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Numbers (N, *shape) that are -1 or +1 with equal probability."""
@@ -76,7 +76,7 @@ def signs(
 
 
 def integers(
-    seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], below: int, counter: int = 0
+    seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], below: int, counter: int | Tensor = 0
 ) -> Tensor:
     """Integers (N, *shape) in [0, below); each has the probability 1 / below up to 2^-32."""
     if not 1 <= below <= 2**31:
@@ -90,14 +90,15 @@ def permutation(seed: int, count: int, *, stream: str, counter: int = 0) -> Tens
     return torch.argsort((words[:, 0] >> 1 << 32) | words[:, 1], stable=True)
 
 
-def bits(seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], counter: int = 0) -> Tensor:
-    """Words (N, *shape) of 32 random bits each, as int64 in [0, 2^32)."""
+def bits(seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], counter: int | Tensor = 0) -> Tensor:
+    """Words (N, *shape) of 32 random bits each, as int64 in [0, 2^32); `counter` is one for all, or one each (N,)."""
     _check(sample_ids, shape, counter)
     size = math.prod(shape)
     blocks = -(-size // 4)
     low_id, high_id = (sample_ids & _WORD)[:, None], (sample_ids >> 32 & _WORD)[:, None]
     block = torch.arange(blocks, device=sample_ids.device)[None, :]
-    words = philox((block, torch.full_like(block, counter), low_id, high_id), _key(seed, stream))
+    count = counter[:, None] if isinstance(counter, Tensor) else torch.full_like(block, counter)
+    words = philox((block, count, low_id, high_id), _key(seed, stream))
     return torch.stack(words, dim=2).flatten(1)[:, :size].reshape(len(sample_ids), *shape)
 
 
@@ -122,10 +123,14 @@ def _key(seed: int, stream: str) -> tuple[int, int]:
     return int.from_bytes(digest[:4], "little"), int.from_bytes(digest[4:], "little")
 
 
-def _check(sample_ids: Tensor, shape: Sequence[int], counter: int) -> None:
+def _check(sample_ids: Tensor, shape: Sequence[int], counter: int | Tensor) -> None:
     if sample_ids.ndim != 1 or sample_ids.dtype != torch.int64:
         raise InputError(f"sample_ids must be int64 of shape (N,), got {sample_ids.dtype} of {tuple(sample_ids.shape)}")
-    if not 0 <= counter <= _WORD:
+    if isinstance(counter, Tensor):  # its values are not looked at: that would wait for the device
+        if counter.dtype != torch.int64 or counter.shape != sample_ids.shape:
+            shape = tuple(counter.shape)
+            raise InputError(f"counter must be an int or int64 of shape (N,), got {counter.dtype} of {shape}")
+    elif not 0 <= counter <= _WORD:
         raise InputError(f"counter must lie in [0, 2^32), got {counter}")
     if math.prod(shape) > 4 * _WORD:
         raise InputError(f"shape must hold at most 2^34 numbers per sample, got {tuple(shape)}")

@@ -4,9 +4,12 @@ import pytest
 import torch
 
 from lipforge.attacks import APGD, PGD, Cascade, Escalate, Prepared, Rounds, Square, autoattack, margin
+from lipforge.attacks.apgd import Schedule, climb
 from lipforge.attacks.base import is_fooled
-from lipforge.attacks.fast import settle_disputes
-from lipforge.attacks.trial import Trial
+from lipforge.attacks.fast import _parts, settle_disputes
+from lipforge.attacks.losses import targeted_margin
+from lipforge.attacks.targets import targets_by_distance
+from lipforge.attacks.trial import Trial, toward
 from lipforge.data import load_data
 from lipforge.errors import InputError
 from lipforge.models import load_model
@@ -46,6 +49,70 @@ def test_images_that_keep_gaining_go_on_and_images_near_enough_get_every_round()
     near = _run(Rounds(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
     assert near.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
     assert not near.given_up.any()
+
+
+def _one_after_the_other(rounds, model, x, y, threat):
+    """The margin left of one image and the rounds it got, by the rule as the page words it, one round at a time."""
+    trial = Trial(model, x, y, threat=threat, seed=0, sample_ids=torch.tensor([0]))
+    size = float(-margin(trial.clean_logits(), y))
+    targets = targets_by_distance(trial, rounds.targets)
+    left, gained = size, 0.0
+    for number in range(rounds.rounds):
+        if left / size >= rounds.near / 2**number and gained < rounds.gain:
+            return left, number
+        for target in targets:
+            climb(
+                trial,
+                toward(trial, targeted_margin, target),
+                Schedule(rounds.steps, 0.75),
+                stream="rounds",
+                counter=number,
+            )
+        gained, left = (left + float(trial.closest)) / size, -float(trial.closest)
+    return left, rounds.rounds
+
+
+@pytest.mark.parametrize(("near", "gain"), [(3.0, 100.0), (1.1, 0.02), (1.5, 0.005)])
+def test_rounds_side_by_side_find_what_rounds_one_after_the_other_find(near, gain):
+    model = small_net().double()
+    x, y = small_images(small_net(), 40)
+    x, threat, rounds = x.double(), Threat("linf", 0.004), Rounds(steps=6, rounds=4, near=near, gain=gain)
+    result = rounds.run(model, x, y, threat=threat, sample_ids=torch.zeros(40, dtype=torch.int64))
+    each = [_one_after_the_other(rounds, model, x[i : i + 1], y[i : i + 1], threat) for i in range(40)]
+    stands = ~result.fooled
+    assert stands.sum() >= 10
+    assert len({count for _, count in each}) >= 3  # or the rule was not put to the test
+    expected, counts = torch.tensor([left for left, _ in each]).double(), torch.tensor([count for _, count in each])
+    assert torch.equal(expected <= 0, result.fooled)
+    torch.testing.assert_close(-result.closest[stands], expected[stands], rtol=0, atol=1e-6)
+    assert result.backwards[stands].tolist() == (torch.where(counts > 0, 3, 0) + counts * 2 * 6)[stands].tolist()
+    assert result.given_up[stands].tolist() == (counts < 4)[stands].tolist()
+
+
+def test_the_other_runs_on_an_image_that_falls_end_with_it():
+    model = small_net()
+    x, y = small_images(model, 30)
+    result = Rounds(steps=50, rounds=4, near=100.0).run(model, x, y, threat=Threat("linf", 0.012))
+    spent = result.backwards[result.fooled] - 3  # the slopes toward the candidates
+    assert 5 < len(spent) < 30
+    assert (spent % 8 == 0).all()  # all eight runs ended after the same step
+    assert 8 < spent.max() < 8 * 50
+
+
+def test_an_image_gets_the_same_rounds_alone_and_among_many():
+    model = small_net().double()
+    x, y = small_images(small_net(), 24)
+    x, threat, rounds = x.double(), Threat("linf", 0.004), Rounds(steps=6, rounds=4, near=2.0)
+    together = rounds.run(model, x, y, threat=threat)
+    for i in (0, 7, 23):
+        alone = rounds.run(model, x[i : i + 1], y[i : i + 1], threat=threat, sample_ids=torch.tensor([i]))
+        assert int(alone.backwards) == int(together.backwards[i])
+        torch.testing.assert_close(alone.closest, together.closest[i : i + 1])
+
+
+def test_rounds_are_parted_so_that_a_batch_stays_a_batch():
+    assert [part.tolist() for part in _parts(torch.tensor([4, 4, 1, 3, 2]), 5)] == [[0], [1, 2], [3, 4]]
+    assert [part.tolist() for part in _parts(torch.tensor([4]), 1)] == [[0]]
 
 
 def test_an_image_far_from_the_boundary_costs_what_the_page_says():

@@ -9,7 +9,7 @@ from torch import Tensor
 from lipforge.attacks.apgd_l1 import climb_l1
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import find_loss, find_targeted_loss
-from lipforge.attacks.norms import edge_start, project, steepest_step
+from lipforge.attacks.norms import project, steepest_step
 from lipforge.attacks.targets import targets_by_distance, targets_by_rank
 from lipforge.attacks.trial import Goal, Slope, Trial, away, toward
 from lipforge.errors import InputError
@@ -109,8 +109,8 @@ class Schedule:
         return periods
 
 
-def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter: int) -> None:
-    """One run of APGD on the images that stand."""
+def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter: int | Tensor) -> None:
+    """One run of APGD on the images that stand; `counter` numbers the start, for all or for each (N,)."""
     if trial.threat.norm == "l1":
         climb_l1(trial, goal, schedule.steps, repeats=schedule.repeats, stream=stream, counter=counter)
         return
@@ -118,7 +118,7 @@ def climb(trial: Trial, goal: Goal, schedule: Schedule, *, stream: str, counter:
     if len(at) == 0:
         return
     x, checkpoints = trial.x[at], schedule.checkpoints()
-    start = edge_start(x, threat, seed=trial.seed, sample_ids=trial.ids[at], stream=stream, counter=counter)
+    start = trial.edge(at, threat, stream=stream, counter=counter)
     slope = trial.gradient(start, at, goal, repeats=schedule.repeats)
     climbers = _Climbers.at_start(at, x, start, slope, 2.0 * threat.eps).only(trial.record(start, at, slope.logits))
     for step in range(1, schedule.steps + 1):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from lipforge.attacks.norms import edge_start, project
+from lipforge.attacks.norms import project
 from lipforge.attacks.trial import Goal, Slope, Trial
 from lipforge.types import Threat
 
@@ -16,13 +16,13 @@ SPARSER = 1.5
 """A step changes as many entries as the best point has changed, divided by this."""
 
 
-def climb_l1(trial: Trial, goal: Goal, steps: int, *, repeats: int, stream: str, counter: int) -> None:
+def climb_l1(trial: Trial, goal: Goal, steps: int, *, repeats: int, stream: str, counter: int | Tensor) -> None:
     """One run on the images that stand, in balls of 3, 2 and 1 eps; only points inside eps count as successes."""
     at = trial.standing()
     if len(at) == 0:
         return
-    wide, seed = Threat("l1", RADII[0] * trial.threat.eps), trial.seed
-    point = edge_start(trial.x[at], wide, seed=seed, sample_ids=trial.ids[at], stream=stream, counter=counter)
+    wide = Threat("l1", RADII[0] * trial.threat.eps)
+    point = trial.edge(at, wide, stream=stream, counter=counter)
     for radius, count in zip(RADII, phases(steps), strict=True):
         if count and len(at):
             at, point = _phase(trial, at, point, goal, Threat("l1", radius * trial.threat.eps), count, repeats)

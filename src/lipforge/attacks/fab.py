@@ -14,7 +14,7 @@ from torch import Tensor
 from lipforge.attacks.base import Attack
 from lipforge.attacks.hyperplane import to_hyperplane
 from lipforge.attacks.losses import targeted_margin
-from lipforge.attacks.norms import distance, dual_size, edge_start, refuse_l1
+from lipforge.attacks.norms import distance, dual_size, refuse_l1
 from lipforge.attacks.targets import differences, targets_by_rank
 from lipforge.attacks.trial import Trial, toward
 from lipforge.errors import InputError
@@ -62,9 +62,7 @@ class FAB(Attack):
         at, threat = trial.standing(), trial.threat
         x = point = trial.x[at]
         if restart > 0 and len(at):
-            ids = trial.ids[at]
-            edge = edge_start(x, threat, seed=trial.seed, sample_ids=ids, stream="fab-start", counter=counter)
-            point = x + (edge - x) / 2
+            point = x + (trial.edge(at, threat, stream="fab-start", counter=counter) - x) / 2
         for _ in range(self.steps):
             if len(at) == 0:
                 return

@@ -44,31 +44,46 @@ class Rounds(Attack):
             raise InputError(f"gain must be above 0 and near at least 0, got {self.gain} and {self.near}")
 
     def attack(self, trial: Trial) -> None:
-        """Run the rounds; the trial remembers which images were given up before the last."""
+        """Run the rounds; the trial remembers which images were given up before the last.
+
+        b never rises, so the rounds that it has earned an image are all going to be run: they are run side by side.
+        """
         size = clean_margin(trial).clamp_min(1e-12)
+        done, gained = torch.zeros_like(trial.y), torch.zeros_like(size)
         worth = trial.standing()
-        gained = torch.zeros_like(size)
-        for number in range(self.rounds):
-            left = -trial.closest[worth] / size[worth]
-            promising = (left < self.near / 2**number) | (gained[worth] >= self.gain)
-            trial.given_up[worth] = ~promising
-            worth = worth[promising]
-            before = trial.closest[worth]
+        while True:
+            due = self._due(-trial.closest[worth] / size[worth], done[worth], gained[worth])
+            goes_on = due > done[worth]
+            trial.given_up[worth] = ~goes_on & (due < self.rounds)
+            worth, due = worth[goes_on], due[goes_on]
+            if len(worth) == 0:
+                return
             with trial.only(worth):
-                self._round(trial, number)
-            gained[worth] = (trial.closest[worth] - before) / size[worth]
+                targets = torch.stack(targets_by_distance(trial, self.targets), dim=1)
+            for part in _parts(due - done[worth], len(trial.x)):
+                at = worth[part]
+                gained[at] = self._side_by_side(trial, at, targets[at], done[at], due[part]) / size[at]
+            done[worth] = due
             worth = worth[~trial.fooled[worth]]
 
-    def _round(self, trial: Trial, number: int) -> None:
-        at = trial.standing()
-        if len(at) == 0:
-            return
-        targets = targets_by_distance(trial, self.targets)
-        rows = at.repeat(len(targets))
-        branch, target = trial.branch(rows), torch.cat([target[at] for target in targets])
-        goal = toward(branch, targeted_margin, target)
+    def _due(self, left: Tensor, done: Tensor, gained: Tensor) -> Tensor:
+        """How many rounds (M,) images have earned, by what is left of their margin and what the last round gained."""
+        earned = (left[:, None] < self.near / 2.0 ** torch.arange(self.rounds, device=left.device)).sum(dim=1)
+        return torch.maximum(earned, done + (gained >= self.gain)).clamp_max(self.rounds)
+
+    def _side_by_side(self, trial: Trial, at: Tensor, targets: Tensor, done: Tensor, due: Tensor) -> Tensor:
+        """Run rounds `done` (M,) to `due` (M,) of images toward `targets` (M, T): what (M,) the last round gained."""
+        number = torch.arange(self.rounds, device=at.device)
+        image, number = ((number >= done[:, None]) & (number < due[:, None])).nonzero().unbind(dim=1)
+        image, number = (each.repeat_interleave(targets.shape[1]) for each in (image, number))
+        rows, last = at[image], number == due[image] - 1
+        branch = trial.branch(rows)
+        aims = targets.repeat_interleave(due - done, dim=0).flatten()
+        goal = toward(branch, targeted_margin, aims)
         climb(branch, goal, Schedule(self.steps, rho=0.75), stream="rounds", counter=number)
+        before = trial.closest.scatter_reduce(0, rows[~last], branch.closest[~last], "amax")
         trial.merge(branch, rows)
+        return trial.closest[at] - before[at]
 
 
 @dataclass(frozen=True)
@@ -123,6 +138,12 @@ def settle_disputes(trial: Trial, attack: Attack) -> Tensor:
     trial.quick = quick
     trial.disputed[at] = False
     return disputed
+
+
+def _parts(rounds: Tensor, most: int) -> list[Tensor]:
+    """The positions of `rounds` (M,) in parts that take `most` rounds together, or one image that takes more."""
+    part = (rounds.cumsum(dim=0) - 1) // most
+    return [(part == number).nonzero().squeeze(1) for number in sorted(set(part.tolist()))]
 
 
 @torch.no_grad()

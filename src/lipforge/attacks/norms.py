@@ -73,7 +73,9 @@ def random_start(x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, st
     return project(x + direction * (radius / _length(direction)), x, threat)
 
 
-def edge_start(x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, stream: str, counter: int = 0) -> Tensor:
+def edge_start(
+    x: Tensor, threat: Threat, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
+) -> Tensor:
     """A random point at distance eps from `x`, clamped to [0, 1]: uniform noise over its largest entry, or Gaussian.
 
     For l1 it is where standard Gaussian noise projects to, which changes few entries, and most of them up to the box.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks.losses import Loss, TargetedLoss, margin
-from lipforge.attacks.norms import inside
+from lipforge.attacks.norms import edge_start, inside
 from lipforge.attacks.prepare import CHECKED, Precision, stand_in
 from lipforge.attacks.queries import Prepared, check_labels, logits_of
 from lipforge.attacks.result import AttackResult, Stage
@@ -61,6 +61,7 @@ class Trial:
         self.watch: Callable[[str], None] | None = None
         self._resting = torch.zeros_like(self.fooled)
         self._clean: Tensor | None = None
+        self._origin: Tensor | None = None
         self._settled = (0, 0, time.perf_counter())
 
     def announce(self, attack: str) -> None:
@@ -100,6 +101,7 @@ class Trial:
         model = Prepared(self.model, self.quick)
         branch = Trial(model, self.x[at], self.y[at], threat=self.threat, seed=self.seed, sample_ids=self.ids[at])
         branch._clean = self.clean_logits()[at]
+        branch._origin = at
         return branch
 
     def merge(self, branch: "Trial", at: Tensor) -> None:
@@ -117,6 +119,11 @@ class Trial:
                 self.fooled[at[row]] = branch.fooled[row]
                 self.images[at[row]] = branch.images[row]
         self.closest.scatter_reduce_(0, at, branch.closest, "amax")
+
+    def edge(self, at: Tensor, threat: Threat, *, stream: str, counter: int | Tensor) -> Tensor:
+        """A random point at distance eps from each image at these positions; `counter` may be one for each image."""
+        counter = counter[at] if isinstance(counter, Tensor) else counter
+        return edge_start(self.x[at], threat, seed=self.seed, sample_ids=self.ids[at], stream=stream, counter=counter)
 
     def clean_logits(self) -> Tensor:
         """The logits (N, K) of the images as they were given, computed once; what they get wrong no longer stands."""
@@ -161,7 +168,9 @@ class Trial:
         stronger = (value > self.closest[at]) | ~standing
         self.images[at[stronger]] = x_adv[stronger]
         self.closest[at] = torch.maximum(self.closest[at], value)
-        return standing
+        if self._origin is None or standing.all():
+            return standing
+        return standing & ~torch.isin(self._origin[at], self._origin[self.fooled])
 
     @torch.no_grad()
     def ask_model(self) -> None:
