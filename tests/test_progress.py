@@ -1,3 +1,4 @@
+import re
 import threading
 import time
 
@@ -28,3 +29,52 @@ def test_long_work_shows_its_label_and_note_as_they_are_even_before_the_first_st
     assert label in err
     assert "7/7" in err
     assert "[/bold]" in err
+
+
+class _Told:
+    """A note that says when it has been read."""
+
+    def __init__(self):
+        self.read = threading.Semaphore(0)
+
+    def __str__(self):
+        self.read.release()
+        return "31.0 % robust  apgd"
+
+
+def test_without_a_terminal_a_line_now_and_then_says_how_far_the_work_is(capsys, monkeypatch):
+    monkeypatch.setattr(lipforge.progress, "PERIOD", 0.05)
+    note = _Told()
+    with progress("[evaluating]", 10, status=note) as step:
+        assert note.read.acquire(timeout=60)
+        step(4)
+        step(2)
+        while note.read.acquire(blocking=False):
+            pass
+        assert note.read.acquire(timeout=60)
+        assert note.read.acquire(timeout=60)
+        step(4)
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert re.fullmatch(r"\d\d:\d\d:\d\d \[evaluating\]: 0 of 10, 31.0 % robust  apgd", lines[0])
+    assert any(re.search(r": 6 of 10, about .* left, 31.0 % robust  apgd$", line) for line in lines)
+    assert lines[-1].endswith(": 10 of 10, 31.0 % robust  apgd")
+
+
+def test_short_work_without_a_terminal_and_work_nobody_wants_to_see_stay_silent(capsys, monkeypatch):
+    with progress("calibrating", 2) as step:
+        step(2)
+    monkeypatch.setattr(lipforge.progress, "PERIOD", 0.001)
+    with progress("calibrating", 2, show=False) as step:
+        time.sleep(0.05)
+        step(2)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_lines_end_when_the_work_fails(capsys, monkeypatch):
+    monkeypatch.setattr(lipforge.progress, "PERIOD", 0.001)
+    before = threading.active_count()
+    with pytest.raises(RuntimeError), progress("calibrating", None):
+        raise RuntimeError
+    assert threading.active_count() == before

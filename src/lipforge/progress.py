@@ -2,19 +2,22 @@
 
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 
 PATIENCE = 2.0
 """Seconds that pass before a bar appears: short work stays silent."""
 
+PERIOD = 60.0
+"""Seconds between two lines where stderr is no terminal, as in the log of a cluster's job."""
+
 SPEED_PERIOD = 24 * 3600.0
 """Seconds of work from which the time left is estimated: one step may take an hour."""
-
 
 REFRESHES = 2
 """Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
@@ -28,14 +31,14 @@ class Step(Protocol):
 
 @contextmanager
 def progress(label: str, total: int | None, *, show: bool | None = None, status: object = "") -> Iterator[Step]:
-    """A progress bar on stderr; by default only where stderr is a terminal.
+    """A progress bar on stderr; where that is no terminal a line a minute, unless `show` asks for the bar.
 
     `status` stands beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
     """
-    if not (sys.stderr.isatty() if show is None else show):
+    if show is False:
         yield lambda advance, note="": None
         return
     bar = Progress(
@@ -51,17 +54,57 @@ def progress(label: str, total: int | None, *, show: bool | None = None, status:
         refresh_per_second=REFRESHES,
     )
     task = bar.add_task(label, total=total, note=status)
+    with _drawn(bar) if show or sys.stderr.isatty() else _logged(bar.tasks[0]):
+        yield lambda advance, note="": bar.update(task, advance=advance, note=note or status)
+
+
+@contextmanager
+def _drawn(bar: Progress) -> Iterator[None]:
+    """Draw the bar once the work has taken a while."""
     # A timer, because the first piece of work may itself take a minute.
     patience = threading.Timer(PATIENCE, bar.start)
     patience.daemon = True
     patience.start()
     try:
-        yield lambda advance, note="": bar.update(task, advance=advance, note=note or status)
+        yield
     finally:
         patience.cancel()
         patience.join()
         if bar.live.is_started:
             bar.stop()
+
+
+@contextmanager
+def _logged(task: Task) -> Iterator[None]:
+    """Write a line now and then, and one at the end if there was any before."""
+    over = threading.Event()
+
+    def talk() -> None:
+        lines = 0
+        while not over.wait(PERIOD):
+            _write_line(task)
+            lines += 1
+        if lines:
+            _write_line(task)
+
+    talker = threading.Thread(target=talk, daemon=True)
+    talker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        talker.join()
+
+
+def _write_line(task: Task) -> None:
+    left = task.time_remaining
+    parts = (
+        f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else "",
+        f"about {duration(left)} left" if left else "",
+        str(task.fields["note"]),
+    )
+    words = ", ".join(part for part in parts if part)
+    print(f"{time.strftime('%H:%M:%S')} {task.description}: {words}", file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
