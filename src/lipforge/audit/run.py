@@ -6,7 +6,6 @@ from typing import Any, overload
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks.trial import ROBUST
 from lipforge.audit.gather import gather
 from lipforge.audit.measure import measure
 from lipforge.audit.plan import Plan, audit_plan
@@ -16,6 +15,7 @@ from lipforge.audit.subjects import Pair, classes_of, forged_pair, pair_of
 from lipforge.batching import ImageData, check_images
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
@@ -82,7 +82,7 @@ def audit(
     config = {"lipforge": lipforge_version(), **_models(pair, identity or {}, in_run=run is not None)}
     config |= _config(source, threat, plan)
     task = open_task(run, f"audit__{_slug(threat)}", config, len(source), plan.shard_size)
-    watch = Watch()
+    watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in ("base", "candidate")})
     shards = work(task, _shard(pair, source, threat, plan, watch), "audit", status=watch, show=show)
     measured = _measured(pair, source, threat, plan, run, config, show)
     models = {side: digest_of(config[side]) for side in ("base", "candidate")}
@@ -105,26 +105,6 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
     if not isinstance(subject[0], nn.Module):
         raise InputError(f"model must be a forged nn.Module, got {type(subject[0]).__name__}")
     return forged_pair(subject[0]), subject[1], subject[2]
-
-
-class Watch:
-    """What the progress bar says: how many images stand so far on each side, and what is being tried."""
-
-    def __init__(self) -> None:
-        self.left = {"base": 0, "candidate": 0}
-        self.stage = ""
-
-    def __call__(self, stage: str) -> None:
-        """A stage begins."""
-        self.stage = stage
-
-    def see(self, shard: Mapping[str, Any]) -> None:
-        """A shard is finished, here or elsewhere."""
-        for side in self.left:
-            self.left[side] += shard[side]["outcome"].count(ROBUST)
-
-    def __str__(self) -> str:
-        return f"standing: base {self.left['base']}, candidate {self.left['candidate']}  {self.stage}"
 
 
 def _shard(pair: Pair, source: ImageData, threat: Threat, plan: Plan, watch: Watch) -> Any:

@@ -18,7 +18,7 @@ At the end the points found for later entrants are tried on the earlier ones. Al
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,6 +77,8 @@ class Contest:
     device: torch.device | None = None
     leads: dict[int, Lead] | None = None
     """Where there will be more contests with the same lead: what it did, by the first image of a shard."""
+    watch: Callable[[str], None] = lambda attack: None
+    """Told which attack on which entrant begins."""
 
     def shard(self, images: range) -> dict[str, Any]:
         """For each entrant, by label, what became of these images and what it cost."""
@@ -152,6 +154,7 @@ class Contest:
 
         Where a gradient is 0 a push says nothing, so nothing is left: such an image is to be attacked in full.
         """
+        self.watch(f"{entrant.label}: push")
         gap = torch.full_like(tally.clean_gap, torch.inf)
         for view in entrant.views.values() if self.threat.norm != "l1" else ():
             at = (rows & tally.stands).nonzero().squeeze(1)
@@ -177,6 +180,7 @@ class Contest:
                 threat=self.threat,
                 seed=self.seed + number,
                 sample_ids=shard.ids[at],
+                watch=lambda attack: self.watch(f"{entrant.label}: {attack}"),
             )
             tally.take(at, result, confirm=number > 0)
 

@@ -15,7 +15,9 @@ from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text
 from lipforge.evaluation.robust import BATCH_SIZE
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
+from lipforge.progress import progress
 from lipforge.types import Classifier, Threat
 
 PROBE = 8
@@ -62,6 +64,7 @@ def estimate(
     probe: int = PROBE,
     devices: int = 1,
     device: torch.device | None = None,
+    show: bool | None = None,
 ) -> Estimate:
     """The device-seconds that `evaluate` would take: passes per image of a few images, over passes per second."""
     source = as_data(data)
@@ -74,7 +77,9 @@ def estimate(
         device = device_of(classifier) if device is None else device
     at = sorted({round(step * (len(source) - 1) / (probe - 1)) for step in range(probe)})
     x, y = (tensor if device is None else tensor.to(device) for tensor in source.batch(at))
-    forwards, backwards = passes_per_image(classifier, x, y, attack, threat, seed)
+    watch = Watch()
+    with progress(f"{label}: probe of {len(at)} images", None, show=show, status=watch):
+        forwards, backwards = passes_per_image(classifier, x, y, attack, threat, seed, watch)
     forward_rate = rate(lambda images: _forward(classifier, images), x, batch_size)
     gradient_rate = rate(lambda images: _gradient(classifier, images), x, batch_size)
     seconds = [(f - b) / forward_rate + b / gradient_rate for f, b in zip(forwards, backwards, strict=True)]
@@ -106,10 +111,10 @@ def estimate(
 
 
 def passes_per_image(
-    classifier: Classifier, x: Tensor, y: Tensor, attack: Attack, threat: Threat, seed: int
+    classifier: Classifier, x: Tensor, y: Tensor, attack: Attack, threat: Threat, seed: int, watch: Watch | None = None
 ) -> tuple[list[int], list[int]]:
     """Forwards and backwards that each image took, the clean one among them."""
-    result = attack.run(classifier, x, y, threat=threat, seed=seed)
+    result = attack.run(classifier, x, y, threat=threat, seed=seed, watch=watch)
     return result.forwards.tolist(), result.backwards.tolist()
 
 

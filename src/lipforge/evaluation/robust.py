@@ -13,7 +13,8 @@ from lipforge.errors import InputError
 from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import Method
 from lipforge.evaluation.results import About, RobustResult, gather
-from lipforge.evaluation.shards import Job, Watch, has_images
+from lipforge.evaluation.shards import Job, has_images
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work

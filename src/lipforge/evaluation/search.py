@@ -26,6 +26,7 @@ from lipforge.evaluation.scores import (
     label_of,
     robust_fields,
 )
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import Compute, RunDir, open_task, work
@@ -108,16 +109,17 @@ class _Search:
     def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
         """The clean accuracy of each setting."""
         contest = self._between(settings)
-        shards = self._work(name, contest, contest.clean, range(len(contest.data)))
+        shards = self._work(name, contest, contest.clean, range(len(contest.data)), name)
         return [clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
 
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked; the first is the base, and the others are dropped when they are hopeless."""
         shards: dict[str, list[dict[str, Any]]] = {score.label: [] for score in scores}
-        alive = list(scores)
-        for number, images in enumerate(self._blocks()):
-            contest = self._between([score.ratio for score in alive])
-            for shard in self._work(f"{name}-{number + 1}", contest, contest.shard, images):
+        alive, blocks, watch = list(scores), self._blocks(), Watch(_outcomes)
+        for number, images in enumerate(blocks, start=1):
+            contest = replace(self._between([score.ratio for score in alive]), watch=watch)
+            title = f"{name}: round {number} of {len(blocks)}"
+            for shard in self._work(f"{name}-{number}", contest, contest.shard, images, title, watch):
                 for label, record in shard.items():
                     shards[label].append(record)
             alive = _hopeful(alive, shards)
@@ -177,7 +179,9 @@ class _Search:
         size = -(-count // (self.rounds * self.shard_size)) * self.shard_size
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
-    def _work(self, name: str, contest: Contest, compute: Compute, images: range) -> list[dict[str, Any]]:
+    def _work(
+        self, name: str, contest: Contest, compute: Compute, images: range, title: str, watch: Watch | None = None
+    ) -> list[dict[str, Any]]:
         """The shards of these images."""
         config = {
             "lipforge": lipforge_version(),
@@ -195,7 +199,7 @@ class _Search:
         def moved(part: range) -> Mapping[str, Any]:
             return compute(range(images.start + part.start, images.start + part.stop))
 
-        return work(task, moved, name, show=self.show)
+        return work(task, moved, title, status=watch, show=self.show)
 
     def _identity(self, entrant: Entrant) -> dict[str, Any]:
         return {"views": list(entrant.views), **identified(entrant.classifier, None, in_run=self.run is not None)}
@@ -227,6 +231,10 @@ def _hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping
         for score in scores
         if score in (scores[0], best) or paired(stands[best.label], stands[score.label]).p_value >= HOPELESS
     ]
+
+
+def _outcomes(shard: Mapping[str, Any]) -> dict[str, list[str]]:
+    return {label: record["outcome"] for label, record in shard.items()}
 
 
 def _stands(shards: Sequence[Mapping[str, Any]]) -> list[bool]:

@@ -12,36 +12,16 @@ from safetensors.torch import save
 from torch import Tensor
 
 from lipforge.attacks import Attack, notes_and_square
-from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
+from lipforge.attacks.trial import MISCLASSIFIED
 from lipforge.batching import ImageData, check_images
 from lipforge.evaluation.results import merge_stages
+from lipforge.evaluation.watch import Watch
 from lipforge.records import to_plain, write_whole
 from lipforge.runs import Task
 from lipforge.types import Classifier, Threat
 
 SUMS = ("right", "forwards", "backwards", "seconds")
 LISTS = ("outcome", "given_up", "notes")
-
-
-class Watch:
-    """What the progress bar says of an evaluation: how many images stand so far, and what is being tried."""
-
-    def __init__(self) -> None:
-        self.count = self.robust = 0
-        self.attack = ""
-
-    def __call__(self, attack: str) -> None:
-        """An attack begins."""
-        self.attack = attack
-
-    def see(self, shard: Mapping[str, Any]) -> None:
-        """A shard is finished, here or elsewhere."""
-        self.count += len(shard["outcome"])
-        self.robust += shard["outcome"].count(ROBUST)
-
-    def __str__(self) -> str:
-        share = f"{100 * self.robust / self.count:.1f} % robust" if self.count else ""
-        return "  ".join(part for part in (share, self.attack) if part)
 
 
 @dataclass(frozen=True)

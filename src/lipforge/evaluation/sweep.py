@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from lipforge.attacks import FGSM, Attack, notes_and_square, square_notes
 from lipforge.attacks.queries import is_fooled
+from lipforge.attacks.result import AttackResult
 from lipforge.attacks.trial import MISCLASSIFIED, ROBUST
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
@@ -17,6 +18,7 @@ from lipforge.evaluation.identity import attack_text, task_name
 from lipforge.evaluation.intervals import clopper_pearson
 from lipforge.evaluation.results import merge_notes
 from lipforge.evaluation.tally import load
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
@@ -143,10 +145,14 @@ class Leg:
         """The rows of this leg, from its shards."""
         name = f"sweep__{task_name(self.label, attack_text(self.attack), self.threats[-1], self.seed)}"
         task = open_task(run, name, self._config(in_run=run is not None), len(self.data), shard_size)
-        shards = work(task, self.shard, name, show=show)
+        watch = Watch(
+            lambda shard: {str(t): part["outcome"] for t, part in zip(self.threats, shard["eps"], strict=True)}
+        )
+        title = f"{self.label}, {attack_text(self.attack)}"
+        shards = work(task, lambda images: self.shard(images, watch), title, status=watch, show=show)
         return [self._row(place, shards) for place in range(len(self.threats))]
 
-    def shard(self, images: range) -> dict[str, Any]:
+    def shard(self, images: range, watch: Watch) -> dict[str, Any]:
         """For each eps, rising, what became of these images."""
         device = device_of(self.classifier) if isinstance(self.classifier, nn.Module) else None
         x, y, ids = load(self.data, images, device)
@@ -159,7 +165,7 @@ class Leg:
                 stands, outcome = right.clone(), list(before)
             started, at = time.perf_counter(), stands.nonzero().squeeze(1)
             record = {"carried": int((right & ~stands).sum())}
-            result = self.attack.run(self.classifier, x[at], y[at], threat=threat, seed=self.seed, sample_ids=ids[at])
+            result = self._attacked(x[at], y[at], ids[at], threat, watch)
             stands[at] = ~result.fooled
             for place, word in zip(at.tolist(), result.outcome, strict=True):
                 outcome[place] = word
@@ -169,6 +175,12 @@ class Leg:
             records.append({**record, **spent, "outcome": list(outcome), "notes": notes, "square": square})
         records[0]["forwards"] += len(x)  # the look at the clean images
         return {"eps": records}
+
+    def _attacked(self, x: Tensor, y: Tensor, ids: Tensor, threat: Threat, watch: Watch) -> AttackResult:
+        def tell(attack: str) -> None:
+            watch(f"{attack}, {threat}")
+
+        return self.attack.run(self.classifier, x, y, threat=threat, seed=self.seed, sample_ids=ids, watch=tell)
 
     def _row(self, place: int, shards: Sequence[Mapping[str, Any]]) -> SweepRow:
         parts, threat = [shard["eps"][place] for shard in shards], self.threats[place]

@@ -18,6 +18,7 @@ from lipforge.evaluation.push import PUSH
 from lipforge.evaluation.push import push as push_on
 from lipforge.evaluation.results import merge_notes, share_text
 from lipforge.evaluation.tally import Shard, load
+from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
 from lipforge.runs import RunDir, open_task, work
@@ -111,7 +112,10 @@ def transfer(
     craft = Craft(source, target, as_data(data), attack, threat, seed, push)
     name = _name(names, attack_text(attack), threat, seed)
     task = open_task(run, name, craft.config(in_run=run is not None), len(craft.data), shard_size)
-    result = _gather(craft, names, work(task, craft.shard, name, show=show))
+    watch = Watch(lambda shard: dict(zip(names, (shard["source"], shard["target"]), strict=True)))
+    title = f"{names[0]} to {names[1]}"
+    shards = work(task, lambda images: craft.shard(images, watch), title, status=watch, show=show)
+    result = _gather(craft, names, shards)
     if run is not None and is_first():
         run.write_result(name, result)
     return result
@@ -133,13 +137,13 @@ class Craft:
     seed: int
     push: int
 
-    def shard(self, images: range) -> dict[str, Any]:
+    def shard(self, images: range, watch: Watch) -> dict[str, Any]:
         """What became of these images on both sides."""
         started = time.perf_counter()
         device = device_of(self.source) if isinstance(self.source, nn.Module) else None
         shard = load(self.data, images, device)
         result = self.attack.run(
-            self.source, shard.x, shard.y, threat=self.threat, seed=self.seed, sample_ids=shard.ids
+            self.source, shard.x, shard.y, threat=self.threat, seed=self.seed, sample_ids=shard.ids, watch=watch
         )
         right = torch.tensor([word != MISCLASSIFIED for word in result.outcome], device=shard.x.device)
         at = right.nonzero().squeeze(1)

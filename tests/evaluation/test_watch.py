@@ -1,0 +1,72 @@
+"""What the progress of every kind of evaluation says."""
+
+import pytest
+
+import lipforge.progress
+import lipforge.runs.workers
+from lipforge.attacks import FGSM, Cascade
+from lipforge.evaluation import evaluate, sweep, transfer
+from lipforge.evaluation.estimate import estimate
+from lipforge.evaluation.search import search_ratio
+from lipforge.evaluation.watch import Watch
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+
+ATTACK, THREAT = Cascade((FGSM(),)), Threat("linf", 0.01)
+
+
+def _evaluate(model, data):
+    evaluate(model, data, ATTACK, THREAT, label="mine", shard_size=10)
+
+
+def _sweep(model, data):
+    sweep({"mine": model}, data, [ATTACK], [THREAT, Threat("linf", 0.02)], shard_size=10)
+
+
+def _transfer(model, data):
+    transfer(model, model, data, ATTACK, THREAT, names=("here", "there"), shard_size=10)
+
+
+def _search(model, data):
+    views = lambda setting: {"only": model}  # noqa: E731
+    search_ratio(views, data, ATTACK, THREAT, metric="plain", ratios=[0.5], shard_size=10, rounds=2)
+
+
+def _estimate(model, data):
+    estimate(model, data, ATTACK, THREAT, label="mine")
+
+
+@pytest.mark.parametrize(
+    ("work", "title", "names", "attack"),
+    [
+        (_evaluate, "mine", ["robust"], "fgsm"),
+        (_sweep, "mine, fgsm", ["linf 0.01", "linf 0.02"], "fgsm, linf 0.02"),
+        (_transfer, "here to there", ["here", "there"], "fgsm"),
+        (_search, "search: round 2 of 2", ["base", "2^-1"], "2^-1: push"),
+        (_estimate, "mine: probe of 8 images", [], "fgsm"),
+    ],
+)
+def test_progress_says_what_stands_so_far_and_which_attack_is_at_work(monkeypatch, work, title, names, attack):
+    model = small_net()
+    said = []
+    real = lipforge.progress.progress
+
+    def listening(label, total, *, show=None, status=""):
+        said.append((label, status))
+        return real(label, total, show=False, status=status)
+
+    monkeypatch.setattr(lipforge.runs.workers, "progress", listening)
+    monkeypatch.setattr("lipforge.evaluation.estimate.progress", listening)
+    work(model, small_images(model, 20))
+    label, status = said[-1]
+    assert label == title
+    shares, _, current = str(status).rpartition("  ")
+    assert [share.rsplit(" ", 2)[0] for share in shares.split(", ") if share] == names
+    assert current == attack
+
+
+def test_the_share_is_of_all_shards_seen_so_far():
+    watch = Watch(lambda shard: {"a": shard["a"]})
+    watch.see({"a": ["robust"] * 3})
+    watch.see({"a": ["fgsm"]})
+    assert str(watch) == "a 75.0 %"
