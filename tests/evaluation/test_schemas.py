@@ -1,0 +1,61 @@
+"""Every result of an evaluation fits its schema in the docs, and the schemas refuse what is no result."""
+
+import pytest
+
+from lipforge.attacks import FGSM
+from lipforge.evaluation import evaluate, sweep, transfer
+from lipforge.evaluation.search import search_ratio
+from lipforge.runs import record
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+from tests.schemas import SCHEMAS, problems
+
+THREATS = [Threat("linf", 0.01), Threat("linf", 0.02)]
+
+
+def _results():
+    model = small_net()
+    data = small_images(model, 12)
+
+    def search(groups):
+        return search_ratio(
+            lambda setting: {"only": model}, data, FGSM(), THREATS[0], metric="plain", ratios=[0.5, 0.25], groups=groups
+        )
+
+    return [
+        evaluate(model, data, FGSM(), THREATS[0]),
+        sweep({"mine": model}, data, [FGSM()], THREATS),
+        transfer(model, model, data, FGSM(), THREATS[0]),
+        search(()),
+        search(("a*", "b*")),
+    ]
+
+
+RECORDS = [record(result) for result in _results()]
+
+
+@pytest.mark.parametrize("found", RECORDS, ids=lambda found: found["kind"])
+def test_every_result_fits_its_schema(found):
+    assert problems(found, found["kind"]) == []
+
+
+def test_every_schema_has_a_result():
+    assert {found["kind"] for found in RECORDS} == {path.stem for path in SCHEMAS.glob("*.json")}
+
+
+@pytest.mark.parametrize("found", RECORDS, ids=lambda found: found["kind"])
+def test_no_field_may_be_missing_or_of_another_type(found):
+    for key in found:
+        assert problems({name: value for name, value in found.items() if name != key}, found["kind"]), key
+        assert problems({**found, key: {"no": "such"}}, found["kind"]), key
+    assert problems({**found, "extra": 1}, found["kind"])
+
+
+@pytest.mark.parametrize(("place", "key"), [(0, "stages"), (1, "rows"), (3, "scores")])
+def test_no_field_of_an_entry_may_be_missing(place, key):
+    found = RECORDS[place]
+    entry = found[key][-1]
+    for name in entry:
+        cut = {other: value for other, value in entry.items() if other != name}
+        assert problems({**found, key: [*found[key][:-1], cut]}, found["kind"]), name
+    assert problems({**found, key: [*found[key][:-1], {**entry, "extra": 1}]}, found["kind"])
