@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -97,3 +99,14 @@ def test_wrong_use_is_explained(run, spec, arguments, message):
     ended = run("audit", *(spec if word == "SPEC" else word for word in with_data))
     assert ended.code == 2
     assert message in ended.err
+
+
+@pytest.mark.slow
+def test_a_verdict_is_no_crash_to_torchrun(run, environment):
+    arguments = ["audit", "cifar10-resnet", "cifar10-resnet-natural", *map(str, IMAGES), "--json"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
+    command = [*torchrun, "--nproc-per-node", "2", "-m", "--", "lipforge", *arguments]
+    shared = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    alone = run(*arguments)
+    assert (shared.returncode, json.loads(shared.stdout)["verdict"]) == (0, "undecided")
+    assert (alone.code, json.loads(alone.out)["verdict"]) == (3, "undecided")
