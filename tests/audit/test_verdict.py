@@ -78,3 +78,13 @@ def test_that_many_images_with_the_same_shares_would_decide():
 def test_a_large_difference_needs_fewer_images_than_a_small_one():
     large, small = outcomes(40, 8, 2, 50), outcomes(40, 6, 4, 50)
     assert large.count < images_needed(large, 0.01) < images_needed(small, 0.01)
+
+
+def test_few_images_get_a_verdict_whatever_became_of_them():
+    """Also where all of them differ, so that gained and lost add up to the count."""
+    for count in range(1, 7):
+        for gained in range(count + 1):
+            for lost in range(count - gained + 1):
+                union = outcomes(0, gained, lost, count - gained - lost)
+                decision = decide(union, union, same=False, margin=0.01)
+                assert decision.images_needed is None or decision.images_needed > count

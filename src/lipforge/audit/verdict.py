@@ -59,8 +59,9 @@ def _images_within(union: Comparison, margin: float) -> int:
     """The smallest count, to within a percent, at which the interval lies within the margin."""
     count = union.count
     for _ in range(2000):
-        share = count / union.count
-        low, high = paired_interval(round(share * union.gained), round(share * union.lost), count)
+        gained = round(count * union.gained / union.count)
+        lost = min(round(count * union.lost / union.count), count - gained)  # both may have been rounded up
+        low, high = paired_interval(gained, lost, count)
         if -margin <= low and high <= margin:
             break
         count = max(count + 1, round(1.01 * count))
