@@ -35,7 +35,7 @@ def choose_ratio(
     run: RunDir | None = None,
     seed: int = 0,
     shard_size: int = 100,
-    rounds: int = 4,
+    rounds: int | None = None,
     show: bool | None = None,
 ) -> SearchResult:
     """The ratio to use for a forged and calibrated `model`, found on validation images, with the reason and all scores.

@@ -1,24 +1,26 @@
 """Several classifiers that differ little, attacked on the same images, with the work of one serving the others.
 
-The first entrant, the lead, is attacked in full, and what then looks near enough is pushed as in step 4. An image of
-another entrant goes through this, cheapest first:
+The images are screened, shard by shard. The first entrant, the lead, is attacked in full, and what then looks near
+enough is pushed as in step 4. An image of another entrant goes through this, cheapest first:
 
 1. Every point found so far, for the lead or for entrants before, is tried: one forward pass each.
-2. An image that fell on the lead, but to none of these points, is attacked in full.
+2. An image that fell on the lead, but to none of these points, is due for an attack in full.
 3. An image that stood on the lead is spared, that is taken to stand, if it is far from the boundary. How far it is, is
    the gap (z_y minus the largest other logit) that the lead's attack left, corrected by how the two entrants differ at
    the lead's strongest point; far is REACH * `near` times the entrant's gap on the clean image.
 4. From the lead's strongest point, the others are pushed toward the boundary of the entrant, through each view. Most of
    those that a full attack would fool fall to that. What both measures leave above `near` times the clean gap is
-   spared, the rest is attacked in full. Without `near` all are pushed and none is spared; in l1 none is pushed.
-5. A random share `audit` of the spared images is attacked in full all the same, and what falls is counted: that is how
-   far the third and fourth steps can be trusted.
+   spared, the rest is due. Without `near` all are pushed and none is spared; in l1 none is pushed.
+5. A random share `audit` of the spared images is due all the same, and what falls is counted: that is how far the third
+   and fourth steps can be trusted.
 
-At the end the points found for later entrants are tried on the earlier ones. All of this depends on each image alone.
+Few images of a shard are due, and a model is slow on a few images at a time. So they are attacked at the finish, those
+of all shards together. At the end of each pass the points found for later entrants are tried on the earlier ones. All
+of this depends on each image alone.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +30,7 @@ from torch import Tensor
 from lipforge import rng
 from lipforge.attacks import Attack
 from lipforge.attacks.queries import check_labels, logits_of
+from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.evaluation.push import push
 from lipforge.evaluation.tally import Found, Shard, Tally, load
@@ -63,6 +66,19 @@ class Lead:
     gap_at_points: Tensor
 
 
+Records = Mapping[str, dict[str, Any]]
+"""What became of the images of one shard, for each entrant by its label; ready for JSON."""
+
+
+@dataclass(frozen=True)
+class Screened:
+    """What the screening left of one entrant: outcomes by image, the images that are due, and those due by chance."""
+
+    outcome: Mapping[int, str]
+    due: frozenset[int]
+    drawn: frozenset[int]
+
+
 @dataclass(frozen=True)
 class Contest:
     """All it takes to compute any shard of a search."""
@@ -80,8 +96,8 @@ class Contest:
     watch: Callable[[str], None] = lambda attack: None
     """Told which attack on which entrant begins."""
 
-    def shard(self, images: range) -> dict[str, Any]:
-        """For each entrant, by label, what became of these images and what it cost."""
+    def screen(self, images: range) -> Records:
+        """What became of these images, what it cost, and which of them are due for an attack in full."""
         started = time.perf_counter()
         shard = load(self.data, images, self.device)
         loading = time.perf_counter() - started
@@ -95,10 +111,28 @@ class Contest:
                 self._judge(tally, entrant, lead, pool, shard)
             tallies.append(tally)
             pool.append(tally.found())
-        for place, tally in enumerate(tallies):
+        _try_later(tallies, pool)
+        return {tally.label: {"first": images.start, **tally.record()} for tally in tallies}
+
+    def finish(self, images: Sequence[int], before: Mapping[str, Screened]) -> Records:
+        """What became of these images, of which each is due for some entrant, and what the rest of the work cost."""
+        started = time.perf_counter()
+        shard = load(self.data, images, self.device)
+        tallies: list[Tally] = []
+        pool: list[Found] = []
+        for entrant in self.entrants:
+            left = before[entrant.label]
+            tally = Tally(entrant.label, entrant.classifier, shard, [left.outcome[image] for image in images])
             with tally.timed():
-                for found in pool[place + 1 :]:
+                for found in pool:
                     tally.attempt(found)
+                drawn = tally.stands & shard.among(left.drawn)
+                self._assault(tally, entrant, (tally.stands & shard.among(left.due)).nonzero().squeeze(1), shard)
+                tally.checked, tally.failed = int(drawn.sum()), int((drawn & ~tally.stands).sum())
+            tallies.append(tally)
+            pool.append(tally.found())
+        _try_later(tallies, pool)
+        tallies[0].seconds += time.perf_counter() - started - sum(tally.seconds for tally in tallies)  # loading
         return {tally.label: tally.record() for tally in tallies}
 
     def clean(self, images: range) -> dict[str, dict[str, Any]]:
@@ -127,7 +161,7 @@ class Contest:
         return lead
 
     def _judge(self, tally: Tally, entrant: Entrant, lead: Lead, pool: list[Found], shard: Shard) -> None:
-        """The five steps for one entrant."""
+        """The five steps for one entrant, up to who is due."""
         gap = tally.attempt(pool[0])
         for found in pool[1:]:
             tally.attempt(found)
@@ -139,10 +173,7 @@ class Contest:
             rng.uniform(self.seed, shard.ids, stream=f"search-audit/{entrant.label}", shape=(1,)).squeeze(1)
             < self.audit
         )
-        checked = tally.stands & far & drawn
-        self._assault(tally, entrant, (tally.stands & (~far | drawn)).nonzero().squeeze(1), shard)
-        tally.checked, tally.failed = int(checked.sum()), int((checked & ~tally.stands).sum())
-        tally.spared = tally.stands & far & ~drawn
+        tally.due, tally.drawn, tally.spared = ~far | drawn, far & drawn, far & ~drawn
 
     def _close(self, tally: Tally) -> Tensor:
         """Below which gap (N,) an image is near the boundary."""
@@ -183,6 +214,40 @@ class Contest:
                 watch=lambda attack: self.watch(f"{entrant.label}: {attack}"),
             )
             tally.take(at, result, confirm=number > 0)
+
+
+def due_of(shards: Sequence[Records]) -> list[int]:
+    """The images that are due for some entrant after the screening, in order."""
+    return sorted({image for shard in shards for record in shard.values() for image in record["due"]})
+
+
+def screened(shards: Sequence[Records], label: str) -> Screened:
+    """What the screening of all shards left of one entrant."""
+    records = [shard[label] for shard in shards]
+    return Screened(
+        {record["first"] + place: word for record in records for place, word in enumerate(record["outcome"])},
+        *(frozenset(image for record in records for image in record[name]) for name in ("due", "drawn")),
+    )
+
+
+def settled(shards: Sequence[Records], finished: Sequence[Records], due: Sequence[int], label: str) -> list[Any]:
+    """The records of one entrant from both passes, with outcomes and the number of spared images as they ended."""
+    late = dict(zip(due, (word for shard in finished for word in shard[label]["outcome"]), strict=True))
+    records = []
+    for record in (shard[label] for shard in shards):
+        first = record["first"]
+        outcome = [late.get(first + place, word) for place, word in enumerate(record["outcome"])]
+        spared = sum(outcome[image - first] == ROBUST for image in record["spared"])
+        records.append({**record, "outcome": outcome, "spared": spared})
+    return records + [{**shard[label], "outcome": [], "spared": 0} for shard in finished]
+
+
+def _try_later(tallies: Sequence[Tally], pool: Sequence[Found]) -> None:
+    """Try the points found for later entrants on the earlier ones."""
+    for place, tally in enumerate(tallies):
+        with tally.timed():
+            for found in pool[place + 1 :]:
+                tally.attempt(found)
 
 
 @torch.no_grad()

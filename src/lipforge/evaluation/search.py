@@ -12,7 +12,7 @@ from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.evaluation.compare import paired
-from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
+from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant, Records, due_of, screened, settled
 from lipforge.evaluation.identity import attack_text
 from lipforge.evaluation.intervals import clopper_pearson
 from lipforge.evaluation.scores import (
@@ -32,11 +32,15 @@ from lipforge.ranks import is_first
 from lipforge.runs import Compute, RunDir, open_task, work
 from lipforge.runs.environment import lipforge_version
 from lipforge.runs.identity import data_identity, identified
+from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
 HOPELESS = 0.01
 """A ratio is dropped after a round if it lost images to the best one and McNemar's exact p-value is below this."""
+
+ROUND, ROUNDS = 500, 4
+"""Images that make a round, and the most rounds there are, where nobody says otherwise."""
 
 Views = Callable[[Setting], Mapping[str, Classifier]]
 """The classifiers to attack at a setting; the first is the one that counts. All settings get the same number."""
@@ -57,24 +61,26 @@ def search_ratio(
     run: RunDir | None = None,
     seed: int = 0,
     shard_size: int = 100,
-    rounds: int = 4,
+    rounds: int | None = None,
     device: torch.device | None = None,
     show: bool | None = None,
 ) -> SearchResult:
     """The ratio that keeps most images of `data`, among the one with the best clean accuracy and its neighbours.
 
-    With `all_ratios` every ratio is attacked, whatever its clean accuracy. Images are worked on in `rounds`; after
-    each, a ratio that is significantly worse than the best is dropped. With `groups` of sites the search goes on
-    from the best ratio: group by group, each other ratio (and 0) is tried for that group alone and kept if more
-    images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`; without `near` every image of
-    every ratio is attacked in full.
+    With `all_ratios` every ratio is attacked, whatever its clean accuracy. Images are worked on in `rounds`, by default
+    up to four of at least 500 images; after each, a ratio that is significantly worse than the best is dropped. With
+    `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
+    that group alone and kept if more images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`;
+    without `near` every image of every ratio is attacked in full.
     """
     candidates = _candidates(ratios)
     if (near is not None and not near > 0) or not 0 <= audit <= 1:
         raise InputError(f"near must be above 0 (or None) and audit lie in [0, 1], got {near} and {audit}")
+    source = as_data(data)
+    rounds = min(max(len(source) // ROUND, 1), ROUNDS) if rounds is None else rounds
     if shard_size < 1 or rounds < 1:
         raise InputError(f"shard_size and rounds must be at least 1, got {shard_size} and {rounds}")
-    contest = Contest((), as_data(data), attack, threat, seed, near, audit, device, {} if groups else None)
+    contest = Contest((), source, attack, threat, seed, near, audit, device, {} if groups else None)
     search = _Search(views, contest, run, shard_size, rounds, show)
     clean = search.clean([0.0, *candidates])
     picked = clean[1:] if all_ratios else neighbourhood(clean[1:])
@@ -109,7 +115,7 @@ class _Search:
     def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
         """The clean accuracy of each setting."""
         contest = self._between(settings)
-        shards = self._work(name, contest, contest.clean, range(len(contest.data)), name)
+        shards = self._work(name, contest, contest.clean, len(contest.data))
         return [clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
 
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
@@ -119,9 +125,8 @@ class _Search:
         for number, images in enumerate(blocks, start=1):
             contest = replace(self._between([score.ratio for score in alive]), watch=watch)
             title = f"{name}: round {number} of {len(blocks)}"
-            for shard in self._work(f"{name}-{number}", contest, contest.shard, images, title, watch):
-                for label, record in shard.items():
-                    shards[label].append(record)
+            for label, records in self._round(f"{name}-{number}", contest, images, title, watch).items():
+                shards[label] += records
             alive = _hopeful(alive, shards)
         base = _stands(shards[scores[0].label])
         return [self._scored(score, shards[score.label], base) for score in scores]
@@ -179,10 +184,37 @@ class _Search:
         size = -(-count // (self.rounds * self.shard_size)) * self.shard_size
         return [range(first, min(first + size, count)) for first in range(0, count, size)]
 
+    def _round(
+        self, name: str, contest: Contest, images: range, title: str, watch: Watch
+    ) -> dict[str, list[dict[str, Any]]]:
+        """The records of each entrant on these images: screened, and then finished where images are due."""
+
+        def screen(part: range) -> Records:
+            return contest.screen(range(images.start + part.start, images.start + part.stop))
+
+        shards = self._work(name, contest, screen, len(images), {"first": images.start}, title, watch)
+        due, before = due_of(shards), {label: screened(shards, label) for label in shards[0]}
+        late = Watch(lambda shard: {})  # these images have been counted
+        finisher = replace(contest, watch=late)
+
+        def finish(part: range) -> Records:
+            return finisher.finish(due[part.start : part.stop], before)
+
+        about, title = {"images": digest_of(due)}, f"{title}, in full"
+        finished = self._work(f"{name}-due", finisher, finish, len(due), about, title, late) if due else []
+        return {label: settled(shards, finished, due, label) for label in shards[0]}
+
     def _work(
-        self, name: str, contest: Contest, compute: Compute, images: range, title: str, watch: Watch | None = None
+        self,
+        name: str,
+        contest: Contest,
+        compute: Compute,
+        count: int,
+        about: Mapping[str, Any] | None = None,
+        title: str = "",
+        watch: Watch | None = None,
     ) -> list[dict[str, Any]]:
-        """The shards of these images."""
+        """The shards of `count` images, as `compute` makes them."""
         config = {
             "lipforge": lipforge_version(),
             "entrants": {entrant.label: self._identity(entrant) for entrant in contest.entrants},
@@ -192,14 +224,10 @@ class _Search:
             "seed": contest.seed,
             "near": contest.near,
             "audit": contest.audit,
-            "first": images.start,
+            **(about or {}),
         }
-        task = open_task(self.run, name, config, len(images), self.shard_size)
-
-        def moved(part: range) -> Mapping[str, Any]:
-            return compute(range(images.start + part.start, images.start + part.stop))
-
-        return work(task, moved, title, status=watch, show=self.show)
+        task = open_task(self.run, name, config, count, self.shard_size)
+        return work(task, compute, title or name, status=watch, show=self.show)
 
     def _identity(self, entrant: Entrant) -> dict[str, Any]:
         return {"views": list(entrant.views), **identified(entrant.classifier, None, in_run=self.run is not None)}

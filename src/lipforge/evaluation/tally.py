@@ -1,7 +1,7 @@
 """What became of one shard's images on one classifier, while a contest goes on."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -25,6 +25,10 @@ class Shard(NamedTuple):
     y: Tensor
     ids: Tensor
 
+    def among(self, images: Collection[int]) -> Tensor:
+        """Which of the images (N,) are at these positions of the data."""
+        return torch.tensor([position in images for position in self.ids.tolist()], device=self.ids.device)
+
 
 class Found(NamedTuple):
     """Points worth trying on other classifiers, for the images at these positions of the shard."""
@@ -35,21 +39,26 @@ class Found(NamedTuple):
 
 
 class Tally:
-    """Who stands, what fooled the others, and what it cost; the clean images are looked at on creation."""
+    """Who stands, what fooled the others, and what it cost; the clean images are looked at, unless an outcome is known.
 
-    def __init__(self, label: str, classifier: Classifier, shard: Shard) -> None:
+    `due` images are still to be attacked in full, of these the `drawn` ones by chance; `spared` ones are not.
+    """
+
+    def __init__(self, label: str, classifier: Classifier, shard: Shard, outcome: list[str] | None = None) -> None:
         started = time.perf_counter()
         self.label, self.classifier, self.shard = label, classifier, shard
         self.points = shard.x.clone()
         self.forwards = self.backwards = self.attacked = self.tried = self.pushed = self.checked = self.failed = 0
         self.square = 0
         self.notes: list[list[str]] = []
-        logits = self._logits(shard.x, shard.ids)
-        self.clean_gap = -margin(logits, shard.y)
-        self.stands = logits.argmax(dim=1) == shard.y
-        self.outcome = [ROBUST if right else MISCLASSIFIED for right in self.stands.tolist()]
-        self.spared = torch.zeros_like(self.stands)
-        self.own = torch.zeros_like(self.stands)
+        self.clean_gap = torch.full_like(shard.y, torch.nan, dtype=shard.x.dtype)
+        if outcome is None:
+            logits = self._logits(shard.x, shard.ids)
+            self.clean_gap = -margin(logits, shard.y)
+            outcome = [ROBUST if right else MISCLASSIFIED for right in (logits.argmax(dim=1) == shard.y).tolist()]
+        self.outcome = outcome
+        self.stands = torch.tensor([word == ROBUST for word in outcome], device=shard.y.device)
+        self.due, self.drawn, self.spared, self.own = (torch.zeros_like(self.stands) for _ in range(4))
         self.closest = torch.full_like(self.clean_gap, -torch.inf)
         self.seconds = time.perf_counter() - started
 
@@ -126,9 +135,10 @@ class Tally:
     def record(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         counts = ("attacked", "tried", "pushed", "checked", "failed", "square", "forwards", "backwards", "seconds")
+        left = {"due": self.due, "drawn": self.drawn, "spared": self.spared}
         return {
             "outcome": self.outcome,
-            "spared": int((self.spared & self.stands).sum()),
+            **{name: self.shard.ids[rows & self.stands].tolist() for name, rows in left.items()},
             "notes": list(overlay_notes(self.notes, self.attacked)),
             **{name: getattr(self, name) for name in counts},
         }
@@ -145,9 +155,9 @@ class Tally:
         return logits_of(self.classifier, x, ids)
 
 
-def load(data: ImageData, images: range, device: torch.device | None) -> Shard:
+def load(data: ImageData, images: Sequence[int], device: torch.device | None) -> Shard:
     """These images and labels, checked, on the device, with their positions as ids."""
     x, y = data.batch(list(images))
-    check_images(x, first=images.start)
+    check_images(x, first=images[0])
     x, y = (tensor if device is None else tensor.to(device) for tensor in (x, y))
     return Shard(x, y, torch.tensor(list(images), device=x.device))
