@@ -78,3 +78,36 @@ def test_the_lines_end_when_the_work_fails(capsys, monkeypatch):
     with pytest.raises(RuntimeError), progress("calibrating", None):
         raise RuntimeError
     assert threading.active_count() == before
+
+
+def test_what_was_done_before_says_nothing_of_the_time_left(capsys, monkeypatch):
+    monkeypatch.setattr(lipforge.progress, "PERIOD", 0.05)
+    note = _Told()
+    with progress("evaluating", 100, done=50, status=note) as step:
+        assert note.read.acquire(timeout=60)
+        step(10)  # one step is no speed yet
+        while note.read.acquire(blocking=False):
+            pass
+        assert note.read.acquire(timeout=60)
+        assert note.read.acquire(timeout=60)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith(": 50 of 100, 31.0 % robust  apgd")
+    assert lines[-1].endswith(": 60 of 100, 31.0 % robust  apgd")
+
+
+@pytest.mark.parametrize(("last", "pause"), [(2000.0, 20.0), (40.0, 20.0), (15.0, 45.0)])
+def test_pieces_of_work_in_a_row_share_one_clock(monkeypatch, last, pause):
+    """A piece that began 10 seconds ago; the last line, about whatever, is `last` seconds old."""
+    now = time.monotonic()
+    monkeypatch.setattr(lipforge.progress, "_last_line", [now - last])
+    assert lipforge.progress._pause(now - 10.0) == pytest.approx(pause, abs=1.0)
+
+
+def test_only_the_first_rank_shows_progress(capsys, monkeypatch):
+    monkeypatch.setattr(lipforge.progress, "PATIENCE", 0.0)
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with progress("calibrating", 2, show=True) as step:
+        time.sleep(0.05)
+        step(2)
+    assert capsys.readouterr() == ("", "")

@@ -10,6 +10,8 @@ from typing import Protocol
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 
+from lipforge.ranks import is_first
+
 PATIENCE = 2.0
 """Seconds that pass before a bar appears: short work stays silent."""
 
@@ -18,6 +20,9 @@ PERIOD = 60.0
 
 SPEED_PERIOD = 24 * 3600.0
 """Seconds of work from which the time left is estimated: one step may take an hour."""
+
+_last_line = [float("-inf")]
+"""When the last line was written, whatever it was about: many short pieces of work in a row have one clock."""
 
 REFRESHES = 2
 """Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
@@ -30,15 +35,20 @@ class Step(Protocol):
 
 
 @contextmanager
-def progress(label: str, total: int | None, *, show: bool | None = None, status: object = "") -> Iterator[Step]:
+def progress(
+    label: str, total: int | None, *, done: int = 0, show: bool | None = None, status: object = ""
+) -> Iterator[Step]:
     """A progress bar on stderr; where that is no terminal a line a minute, unless `show` asks for the bar.
+
+    Under torchrun only the first rank shows any. Of `total` units `done` are done already: they say nothing of the
+    time that the others take.
 
     `status` stands beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
     """
-    if show is False:
+    if show is False or not is_first():
         yield lambda advance, note="": None
         return
     bar = Progress(
@@ -53,7 +63,7 @@ def progress(label: str, total: int | None, *, show: bool | None = None, status:
         speed_estimate_period=SPEED_PERIOD,
         refresh_per_second=REFRESHES,
     )
-    task = bar.add_task(label, total=total, note=status)
+    task = bar.add_task(label, total=total, completed=done, note=status)
     with _drawn(bar) if show or sys.stderr.isatty() else _logged(bar.tasks[0]):
         yield lambda advance, note="": bar.update(task, advance=advance, note=note or status)
 
@@ -76,12 +86,12 @@ def _drawn(bar: Progress) -> Iterator[None]:
 
 @contextmanager
 def _logged(task: Task) -> Iterator[None]:
-    """Write a line now and then, and one at the end if there was any before."""
-    over = threading.Event()
+    """Write a line now and then, and one at the end if there was any before; the first after half a period."""
+    over, started = threading.Event(), time.monotonic()
 
     def talk() -> None:
         lines = 0
-        while not over.wait(PERIOD):
+        while not over.wait(_pause(started)):
             _write_line(task)
             lines += 1
         if lines:
@@ -96,7 +106,13 @@ def _logged(task: Task) -> Iterator[None]:
         talker.join()
 
 
+def _pause(started: float) -> float:
+    """How many seconds from now the next line is due, in work that began at `started`."""
+    return max(started + PERIOD / 2, _last_line[0] + PERIOD) - time.monotonic()
+
+
 def _write_line(task: Task) -> None:
+    _last_line[0] = time.monotonic()
     left = task.time_remaining
     parts = (
         f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else "",

@@ -112,7 +112,18 @@ def test_an_image_gets_the_same_rounds_alone_and_among_many():
 
 def test_rounds_are_parted_so_that_a_batch_stays_a_batch():
     assert [part.tolist() for part in _parts(torch.tensor([4, 4, 1, 3, 2]), 5)] == [[0], [1, 2], [3, 4]]
-    assert [part.tolist() for part in _parts(torch.tensor([4]), 1)] == [[0]]
+    assert [part.tolist() for part in _parts(torch.tensor([2, 4, 2]), 4)] == [[0], [1], [2]]
+    assert [part.tolist() for part in _parts(torch.tensor([4, 1]), 1)] == [[0], [1]]
+    model = small_net()
+    x, y = small_images(model, 24)
+    sizes = []
+
+    def watched(images):
+        sizes.append(len(images))
+        return model(images)
+
+    Rounds(steps=3, rounds=4, near=100.0).run(watched, x, y, threat=THREAT)
+    assert max(sizes) == 24  # eight runs for each image: three images at a time
 
 
 def test_an_image_far_from_the_boundary_costs_what_the_page_says():

@@ -49,7 +49,7 @@ def test_a_limited_set_still_knows_its_training_images():
 def test_a_named_split_is_divided_in_three():
     views = split(load_data("cifar10-sample:test"), calibration=300, validation=100, test=50)
     assert [len(view) for view in views] == [300, 100, 50]
-    assert {view.data.name for view in views} == {"cifar10-sample"}
+    assert {view.data.name for view in views} == {"cifar10-sample:test"}
     assert len({index for view in views for index in view.indices.tolist()}) == 450
 
 

@@ -18,6 +18,8 @@ from lipforge.records import write_json
 from lipforge.runs import RunDir
 from lipforge.types import Classifier
 from tests.evaluation.kills import ATTACK
+from tests.evaluation.test_search import search
+from tests.evaluation.test_search import untimed as untimed_search
 from tests.evaluation.toys import THREAT, labelled, linear
 
 
@@ -50,7 +52,8 @@ def main() -> None:
     with process_group(torch.device("cpu")), RunDir.open(folder / "run") as run:
         kept = evaluate(mortal, data, ATTACK, THREAT, run=run, batch_size=4, identity={"model": "linear"}, show=False)
         in_memory = evaluate(mortal, data, ATTACK, THREAT, batch_size=4, show=False)
-    write_json(folder / f"{rank}.json", {"kept": kept, "in_memory": in_memory})
+        searched = search(run=run, audit=0.3)
+    write_json(folder / f"{rank}.json", {"kept": kept, "in_memory": in_memory, "searched": untimed_search(searched)})
     leave(0)
 
 

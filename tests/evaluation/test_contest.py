@@ -6,9 +6,10 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD, PGD, Attack, Square
-from lipforge.evaluation.contest import Contest, Entrant, due_of, screened, settled
+from lipforge.evaluation.contest import Contest, Entrant
 from lipforge.evaluation.push import PUSH
 from lipforge.evaluation.scores import robust_fields
+from lipforge.evaluation.screening import due_of, screened, settled
 from lipforge.evaluation.tally import Found, Tally, load
 from lipforge.pairs import as_data
 from lipforge.types import Threat

@@ -85,12 +85,47 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
         next((tmp_path / "shards" / "search-1").glob("0000.json")).unlink()
         again = search(run=run)
         assert untimed(first) == untimed(again) == untimed(alone)
+        (due,) = (tmp_path / "shards").glob("search-1-due-*/0000.json")
+        due.unlink()
+        again = search(run=run)
+        assert untimed(again) == untimed(alone)
+        assert due.exists()
         kept = run.read_result("search")
     assert kept["kind"] == "search"
     assert kept["chosen"] == first.chosen
     assert kept == json.loads(to_json(record(again)))
     with pytest.raises(RunError, match="seed was 0, now 1"), RunDir.open(tmp_path) as run:
         search(run=run, seed=1)
+
+
+def test_resuming_between_the_groups_counts_no_pass_twice(tmp_path):
+    """The attack on the base is then repeated, for its points, but it has been counted."""
+    alone = search(groups=("a", "b"), ratios=(0.01, 0.05))
+    with RunDir.open(tmp_path) as run:
+        search(groups=("a", "b"), ratios=(0.01, 0.05), run=run)
+        for shard in (tmp_path / "shards").glob("search-group-*/0*.json"):
+            shard.unlink()
+        assert untimed(search(groups=("a", "b"), ratios=(0.01, 0.05), run=run)) == untimed(alone)
+
+
+def test_progress_ends_with_the_accuracies_of_the_result(heard):
+    """Images that are due count only once they have been attacked in full."""
+    found = search(rounds=2, audit=0.5, all_ratios=True)
+    parts = [f"search: round {number} of 2{part}" for number in (1, 2) for part in ("", ", in full")]
+    assert [one.label for one in heard] == ["search-clean", *parts]
+    assert all(one.status == "attacked" for one in found.scores[1:])
+    accuracies = [f"{one.label} {100 * one.standing / 60:.1f} %" for one in found.scores]
+    assert str(heard[-1].status).startswith(", ".join(accuracies) + "  ")
+
+
+@pytest.mark.parametrize(
+    ("count", "rounds", "sizes"),
+    [(60, 1, [60]), (60, 2, [20, 40]), (60, 4, [20, 20, 20]), (50, 2, [20, 30]), (30, None, [30])],
+)
+def test_rounds_are_whole_shards_and_about_as_many_each(heard, count, rounds, sizes):
+    settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "shard_size": 20, "rounds": rounds}
+    search_ratio(views, task(count), ATTACK, THREAT, **settings)
+    assert [one.total for one in heard if "round" in one.label and "in full" not in one.label] == sizes
 
 
 def test_what_falls_in_the_contests_of_groups_falls_for_all_comparisons():

@@ -2,8 +2,6 @@
 
 import pytest
 
-import lipforge.progress
-import lipforge.runs.workers
 from lipforge.attacks import FGSM, Cascade
 from lipforge.evaluation import evaluate, sweep, transfer
 from lipforge.evaluation.estimate import estimate
@@ -40,25 +38,16 @@ def _estimate(model, data):
     ("work", "title", "names", "attack"),
     [
         (_evaluate, "mine", ["robust"], "fgsm"),
-        (_sweep, "mine, fgsm", ["linf 0.01", "linf 0.02"], "fgsm, linf 0.02"),
+        (_sweep, "mine, fgsm", ["linf 0.02"], "fgsm, linf 0.02"),
         (_transfer, "here to there", ["here", "there"], "fgsm"),
         (_search, "search: round 2 of 2", ["base", "2^-1"], "2^-1: push"),
         (_estimate, "mine: probe of 8 images", [], "fgsm"),
     ],
 )
-def test_progress_says_what_stands_so_far_and_which_attack_is_at_work(monkeypatch, work, title, names, attack):
+def test_progress_says_what_stands_so_far_and_which_attack_is_at_work(heard, work, title, names, attack):
     model = small_net()
-    said = []
-    real = lipforge.progress.progress
-
-    def listening(label, total, *, show=None, status=""):
-        said.append((label, status))
-        return real(label, total, show=False, status=status)
-
-    monkeypatch.setattr(lipforge.runs.workers, "progress", listening)
-    monkeypatch.setattr("lipforge.evaluation.estimate.progress", listening)
     work(model, small_images(model, 20))
-    label, status = said[-1]
+    label, _, status = heard[-1]
     assert label == title
     shares, _, current = str(status).rpartition("  ")
     assert [share.rsplit(" ", 2)[0] for share in shares.split(", ") if share] == names
@@ -70,3 +59,22 @@ def test_the_share_is_of_all_shards_seen_so_far():
     watch.see({"a": ["robust"] * 3})
     watch.see({"a": ["fgsm"]})
     assert str(watch) == "a 75.0 %"
+
+
+def test_a_look_while_a_shard_is_counted_sees_the_numbers_before_or_after():
+    watch = Watch()
+
+    class Words(list[str]):
+        def count(self, word):
+            assert str(watch) in ("", "robust 100.0 %")
+            return super().count(word)
+
+    watch.see({"outcome": Words(["robust"])})
+    watch.see({"outcome": Words(["robust", "fgsm"])})
+    assert str(watch) == "robust 66.7 %"
+
+
+def test_a_shard_without_decided_images_says_nothing():
+    watch = Watch()
+    watch.see({"outcome": []})
+    assert str(watch) == ""

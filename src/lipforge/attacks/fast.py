@@ -60,7 +60,7 @@ class Rounds(Attack):
                 return
             with trial.only(worth):
                 targets = torch.stack(targets_by_distance(trial, self.targets), dim=1)
-            for part in _parts(due - done[worth], len(trial.x)):
+            for part in _parts((due - done[worth]) * targets.shape[1], len(trial.x)):
                 at = worth[part]
                 gained[at] = self._side_by_side(trial, at, targets[at], done[at], due[part]) / size[at]
             done[worth] = due
@@ -68,7 +68,8 @@ class Rounds(Attack):
 
     def _due(self, left: Tensor, done: Tensor, gained: Tensor) -> Tensor:
         """How many rounds (M,) images have earned, by what is left of their margin and what the last round gained."""
-        earned = (left[:, None] < self.near / 2.0 ** torch.arange(self.rounds, device=left.device)).sum(dim=1)
+        needed = self.near / 2.0 ** torch.arange(self.rounds, dtype=left.dtype, device=left.device)
+        earned = (left[:, None] < needed).sum(dim=1)
         return torch.maximum(earned, done + (gained >= self.gain)).clamp_max(self.rounds)
 
     def _side_by_side(self, trial: Trial, at: Tensor, targets: Tensor, done: Tensor, due: Tensor) -> Tensor:
@@ -140,10 +141,17 @@ def settle_disputes(trial: Trial, attack: Attack) -> Tensor:
     return disputed
 
 
-def _parts(rounds: Tensor, most: int) -> list[Tensor]:
-    """The positions of `rounds` (M,) in parts that take `most` rounds together, or one image that takes more."""
-    part = (rounds.cumsum(dim=0) - 1) // most
-    return [(part == number).nonzero().squeeze(1) for number in sorted(set(part.tolist()))]
+def _parts(runs: Tensor, most: int) -> list[Tensor]:
+    """The positions of `runs` (M,) in parts: up to `most` runs together, or one image that takes more by itself."""
+    parts: list[list[int]] = [[]]
+    room = most
+    for position, count in enumerate(runs.tolist()):
+        if count > room and parts[-1]:
+            parts.append([])
+            room = most
+        parts[-1].append(position)
+        room -= count
+    return [torch.tensor(part, device=runs.device) for part in parts]
 
 
 @torch.no_grad()

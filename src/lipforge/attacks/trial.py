@@ -160,7 +160,8 @@ class Trial:
         """
         value = margin(logits, self.y[at]).to(self.closest)
         standing = value < 0
-        if not standing.all():
+        all_stand = bool(standing.all())
+        if not all_stand:
             rows = (~standing).nonzero().squeeze(1)
             fooled, value[rows] = self._confirm(x_adv[rows], at[rows])
             standing[rows] = ~fooled
@@ -168,7 +169,7 @@ class Trial:
         stronger = (value > self.closest[at]) | ~standing
         self.images[at[stronger]] = x_adv[stronger]
         self.closest[at] = torch.maximum(self.closest[at], value)
-        if self._origin is None or standing.all():
+        if self._origin is None or all_stand:
             return standing
         return standing & ~torch.isin(self._origin[at], self._origin[self.fooled])
 

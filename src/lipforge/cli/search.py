@@ -48,6 +48,9 @@ def search(
     run: attacking.Run = None,
     attack_seed: attacking.AttackSeed = 0,
     shard_size: attacking.ShardSize = 100,
+    rounds: Annotated[
+        int | None, typer.Option(help="After each round hopeless ratios are dropped; up to four of about 250 images.")
+    ] = None,
     weights: options.Weights = None,
     weights_dir: options.WeightsDir = None,
     root: options.Root = None,
@@ -96,6 +99,7 @@ def search(
             run=options.open_run(run),
             seed=attack_seed,
             shard_size=shard_size,
+            rounds=rounds,
         )
         if not rank.is_first:
             return

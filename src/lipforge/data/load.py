@@ -110,10 +110,9 @@ def _read_named(name: str, split: str, root: str | Path | None, download: bool) 
         raise InputError(f"'{name}:{split}' names no split of {name}; it has {', '.join(SPLITS)}")
     wanted = cast(Split, split or "test")
     data = load_sample(wanted) if name == SAMPLE else load_known(KNOWN[name], wanted, root=root, download=download)
-    if wanted == "train":
+    if split:
         return data
-    # One name for the test images, however they were asked for: a run must know them again.
-    training = None if split else partial(_read_named, name, "train", root, download)
+    training = partial(_read_named, name, "train", root, download)
     return replace(data, name=name, find_training=training)
 
 

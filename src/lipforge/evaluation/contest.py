@@ -21,7 +21,7 @@ of this depends on each image alone.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,9 +30,9 @@ from torch import Tensor
 from lipforge import rng
 from lipforge.attacks import Attack
 from lipforge.attacks.queries import check_labels, logits_of
-from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.evaluation.push import push
+from lipforge.evaluation.screening import Records, Screened
 from lipforge.evaluation.tally import Found, Shard, Tally, load
 from lipforge.types import Classifier, Threat
 
@@ -65,18 +65,9 @@ class Lead:
     gap: Tensor
     gap_at_points: Tensor
 
-
-Records = Mapping[str, dict[str, Any]]
-"""What became of the images of one shard, for each entrant by its label; ready for JSON."""
-
-
-@dataclass(frozen=True)
-class Screened:
-    """What the screening left of one entrant: outcomes by image, the images that are due, and those due by chance."""
-
-    outcome: Mapping[int, str]
-    due: frozenset[int]
-    drawn: frozenset[int]
+    def again(self) -> "Lead":
+        """The same for a contest that comes later, whose passes start from 0."""
+        return replace(self, tally=self.tally.fresh())
 
 
 @dataclass(frozen=True)
@@ -93,6 +84,8 @@ class Contest:
     device: torch.device | None = None
     leads: dict[int, Lead] | None = None
     """Where there will be more contests with the same lead: what it did, by the first image of a shard."""
+    lead_counts: bool = True
+    """Whether the attack on the lead is counted: not if a contest before has, even where it must be repeated."""
     watch: Callable[[str], None] = lambda attack: None
     """Told which attack on which entrant begins."""
 
@@ -146,8 +139,7 @@ class Contest:
 
     def _lead(self, shard: Shard, first: int) -> Lead:
         if self.leads is not None and first in self.leads:
-            kept = self.leads[first]
-            return Lead(kept.tally.fresh(), kept.points, kept.gap, kept.gap_at_points)
+            return self.leads[first].again()
         entrant = self.entrants[0]
         tally = Tally(entrant.label, entrant.classifier, shard)
         with tally.timed():
@@ -157,8 +149,8 @@ class Contest:
             at_points = tally.gap_at(tally.points)
         lead = Lead(tally, tally.points.clone(), -tally.closest, at_points)
         if self.leads is not None:
-            self.leads[first] = Lead(tally.fresh(), lead.points, lead.gap, lead.gap_at_points)
-        return lead
+            self.leads[first] = lead.again()
+        return lead if self.lead_counts else lead.again()
 
     def _judge(self, tally: Tally, entrant: Entrant, lead: Lead, pool: list[Found], shard: Shard) -> None:
         """The five steps for one entrant, up to who is due."""
@@ -185,9 +177,9 @@ class Contest:
 
         Where a gradient is 0 a push says nothing, so nothing is left: such an image is to be attacked in full.
         """
-        self.watch(f"{entrant.label}: push")
         gap = torch.full_like(tally.clean_gap, torch.inf)
         for view in entrant.views.values() if self.threat.norm != "l1" else ():
+            self.watch(f"{entrant.label}: push")
             at = (rows & tally.stands).nonzero().squeeze(1)
             pushed = push(view, points[at], shard.x[at], shard.y[at], shard.ids[at], self.threat)
             tally.forwards += pushed.forwards * len(at)
@@ -214,32 +206,6 @@ class Contest:
                 watch=lambda attack: self.watch(f"{entrant.label}: {attack}"),
             )
             tally.take(at, result, confirm=number > 0)
-
-
-def due_of(shards: Sequence[Records]) -> list[int]:
-    """The images that are due for some entrant after the screening, in order."""
-    return sorted({image for shard in shards for record in shard.values() for image in record["due"]})
-
-
-def screened(shards: Sequence[Records], label: str) -> Screened:
-    """What the screening of all shards left of one entrant."""
-    records = [shard[label] for shard in shards]
-    return Screened(
-        {record["first"] + place: word for record in records for place, word in enumerate(record["outcome"])},
-        *(frozenset(image for record in records for image in record[name]) for name in ("due", "drawn")),
-    )
-
-
-def settled(shards: Sequence[Records], finished: Sequence[Records], due: Sequence[int], label: str) -> list[Any]:
-    """The records of one entrant from both passes, with outcomes and the number of spared images as they ended."""
-    late = dict(zip(due, (word for shard in finished for word in shard[label]["outcome"]), strict=True))
-    records = []
-    for record in (shard[label] for shard in shards):
-        first = record["first"]
-        outcome = [late.get(first + place, word) for place, word in enumerate(record["outcome"])]
-        spared = sum(outcome[image - first] == ROBUST for image in record["spared"])
-        records.append({**record, "outcome": outcome, "spared": spared})
-    return records + [{**shard[label], "outcome": [], "spared": 0} for shard in finished]
 
 
 def _try_later(tallies: Sequence[Tally], pool: Sequence[Found]) -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from lipforge.attacks import square_notes
@@ -10,6 +10,7 @@ from lipforge.attacks.trial import ROBUST
 from lipforge.evaluation.compare import Comparison, paired
 from lipforge.evaluation.intervals import clopper_pearson
 from lipforge.evaluation.results import merge_notes
+from lipforge.evaluation.tally import FOUND
 from lipforge.types import ratio_text
 
 Setting = float | Mapping[str, float]
@@ -188,6 +189,32 @@ def doubts(scores: Sequence[RatioScore]) -> list[str]:
     ]
     found += [f"{score.label}: {note}" for score in scores for note in score.notes]
     return [*found, "the choice was made on these images: measure the chosen ratio again on others"]
+
+
+def both(first: RatioScore, second: RatioScore) -> RatioScore:
+    """The base after two contests: what fell in either has fallen; the second has the cost of both."""
+    words = zip(first.outcome, second.outcome, strict=True)
+    outcome = tuple(then if now == ROBUST else now for now, then in words)
+    stands = outcome.count(ROBUST)
+    accuracy, interval = stands / len(outcome), clopper_pearson(stands, len(outcome))
+    tried = sum(word.startswith(FOUND) for word in outcome)
+    return replace(second, outcome=outcome, robust_accuracy=accuracy, interval=interval, tried=tried)
+
+
+def rebased(scores: Sequence[RatioScore]) -> list[RatioScore]:
+    """The scores, compared with the first as it is now."""
+    base = scores[0].robust
+    return [
+        replace(score, against_base=paired(base[: score.count], score.robust))
+        if score.ratio and score.outcome
+        else score
+        for score in scores
+    ]
+
+
+def by_ratio(score: RatioScore) -> tuple[bool, float]:
+    """Single ratios from small to large, then the mappings in the order they were tried."""
+    return isinstance(score.ratio, Mapping), 0.0 if isinstance(score.ratio, Mapping) else score.ratio
 
 
 def _standing(score: RatioScore) -> str:

@@ -1,5 +1,6 @@
 """The search for the ratio c_r: clean accuracy first, then robust accuracy of the best and its neighbours."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -12,20 +13,23 @@ from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.evaluation.compare import paired
-from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant, Records, due_of, screened, settled
+from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
 from lipforge.evaluation.identity import attack_text
-from lipforge.evaluation.intervals import clopper_pearson
 from lipforge.evaluation.scores import (
     RatioScore,
     SearchResult,
     Setting,
     best_of,
+    both,
+    by_ratio,
     choose,
     clean_score,
     doubts,
     label_of,
+    rebased,
     robust_fields,
 )
+from lipforge.evaluation.screening import Records, decided, due_of, screened, settled
 from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
@@ -39,8 +43,8 @@ RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
 HOPELESS = 0.01
 """A ratio is dropped after a round if it lost images to the best one and McNemar's exact p-value is below this."""
 
-ROUND, ROUNDS = 500, 4
-"""Images that make a round, and the most rounds there are, where nobody says otherwise."""
+ROUND, ROUNDS = 250, 4
+"""About how many images make a round, and the most rounds there are, where nobody says otherwise."""
 
 Views = Callable[[Setting], Mapping[str, Classifier]]
 """The classifiers to attack at a setting; the first is the one that counts. All settings get the same number."""
@@ -68,10 +72,10 @@ def search_ratio(
     """The ratio that keeps most images of `data`, among the one with the best clean accuracy and its neighbours.
 
     With `all_ratios` every ratio is attacked, whatever its clean accuracy. Images are worked on in `rounds`, by default
-    up to four of at least 500 images; after each, a ratio that is significantly worse than the best is dropped. With
-    `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried for
-    that group alone and kept if more images stand. `near` and `audit` are explained in `lipforge.evaluation.contest`;
-    without `near` every image of every ratio is attacked in full.
+    up to four of about 250 images or more; after each, a ratio that is significantly worse than the best is dropped.
+    With `groups` of sites the search goes on from the best ratio: group by group, each other ratio (and 0) is tried
+    for that group alone and kept if more images stand. `near` and `audit` are explained in
+    `lipforge.evaluation.contest`; without `near` every image of every ratio is attacked in full.
     """
     candidates = _candidates(ratios)
     if (near is not None and not near > 0) or not 0 <= audit <= 1:
@@ -88,7 +92,7 @@ def search_ratio(
     scores += [score for score in clean[1:] if score not in picked]
     if groups:
         scores = search.refine(scores, groups, (0.0, *candidates))
-    result = search.result([scores[0], *sorted(scores[1:], key=_by_ratio)], metric)
+    result = search.result([scores[0], *sorted(scores[1:], key=by_ratio)], metric)
     if run is not None and is_first():
         run.write_result("search", result)
     return result
@@ -121,9 +125,10 @@ class _Search:
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked; the first is the base, and the others are dropped when they are hopeless."""
         shards: dict[str, list[dict[str, Any]]] = {score.label: [] for score in scores}
-        alive, blocks, watch = list(scores), self._blocks(), Watch(_outcomes)
+        alive, blocks, watch = list(scores), self._blocks(), Watch(decided)
         for number, images in enumerate(blocks, start=1):
-            contest = replace(self._between([score.ratio for score in alive]), watch=watch)
+            contest = self._between([score.ratio for score in alive])
+            contest = replace(contest, watch=watch, lead_counts=name == "search")
             title = f"{name}: round {number} of {len(blocks)}"
             for label, records in self._round(f"{name}-{number}", contest, images, title, watch).items():
                 shards[label] += records
@@ -144,7 +149,7 @@ class _Search:
                 continue
             name = f"search-group-{number + 1}"
             base, *tried = self.robust([found[0], *self.clean(trials, f"{name}-clean")], name)
-            found = _rebased([_both(found[0], base), *found[1:], *tried])
+            found = rebased([both(found[0], base), *found[1:], *tried])
             best = best_of(found).ratio
             current = dict(best) if isinstance(best, Mapping) else dict.fromkeys(groups, best)
         return found
@@ -180,9 +185,11 @@ class _Search:
 
     def _blocks(self) -> list[range]:
         """The images of each round: whole shards, about as many each."""
-        count = len(self.contest.data)
-        size = -(-count // (self.rounds * self.shard_size)) * self.shard_size
-        return [range(first, min(first + size, count)) for first in range(0, count, size)]
+        count, size = len(self.contest.data), self.shard_size
+        shards = -(-count // size)
+        rounds = min(self.rounds, shards)
+        ends = [number * shards // rounds * size for number in range(rounds + 1)]
+        return [range(first, min(last, count)) for first, last in itertools.pairwise(ends)]
 
     def _round(
         self, name: str, contest: Contest, images: range, title: str, watch: Watch
@@ -194,14 +201,14 @@ class _Search:
 
         shards = self._work(name, contest, screen, len(images), {"first": images.start}, title, watch)
         due, before = due_of(shards), {label: screened(shards, label) for label in shards[0]}
-        late = Watch(lambda shard: {})  # these images have been counted
-        finisher = replace(contest, watch=late)
 
         def finish(part: range) -> Records:
-            return finisher.finish(due[part.start : part.stop], before)
+            return contest.finish(due[part.start : part.stop], before)
 
-        about, title = {"images": digest_of(due)}, f"{title}, in full"
-        finished = self._work(f"{name}-due", finisher, finish, len(due), about, title, late) if due else []
+        # In the name: if a damaged shard is screened again elsewhere and rounds differently, this is other work.
+        left = [[record[key] for key in ("outcome", "due", "drawn")] for shard in shards for record in shard.values()]
+        name, title = f"{name}-due-{digest_of(left)[:8]}", f"{title}, in full"
+        finished = self._work(name, contest, finish, len(due), {}, title, watch) if due else []
         return {label: settled(shards, finished, due, label) for label in shards[0]}
 
     def _work(
@@ -261,35 +268,5 @@ def _hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping
     ]
 
 
-def _outcomes(shard: Mapping[str, Any]) -> dict[str, list[str]]:
-    return {label: record["outcome"] for label, record in shard.items()}
-
-
 def _stands(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
     return [word == ROBUST for shard in shards for word in shard["outcome"]]
-
-
-def _both(first: RatioScore, second: RatioScore) -> RatioScore:
-    """The base after two contests: what fell in either has fallen; the second has the cost of both."""
-    words = zip(first.outcome, second.outcome, strict=True)
-    outcome = tuple(then if now == ROBUST else now for now, then in words)
-    stands = outcome.count(ROBUST)
-    accuracy, interval = stands / len(outcome), clopper_pearson(stands, len(outcome))
-    tried = first.tried + second.tried
-    return replace(second, outcome=outcome, robust_accuracy=accuracy, interval=interval, tried=tried)
-
-
-def _rebased(scores: Sequence[RatioScore]) -> list[RatioScore]:
-    """The scores, compared with the first as it is now."""
-    base = scores[0].robust
-    return [
-        replace(score, against_base=paired(base[: score.count], score.robust))
-        if score.ratio and score.outcome
-        else score
-        for score in scores
-    ]
-
-
-def _by_ratio(score: RatioScore) -> tuple[bool, float]:
-    """Single ratios from small to large, then the mappings in the order they were tried."""
-    return isinstance(score.ratio, Mapping), 0.0 if isinstance(score.ratio, Mapping) else score.ratio

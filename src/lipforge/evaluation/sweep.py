@@ -145,9 +145,7 @@ class Leg:
         """The rows of this leg, from its shards."""
         name = f"sweep__{task_name(self.label, attack_text(self.attack), self.threats[-1], self.seed)}"
         task = open_task(run, name, self._config(in_run=run is not None), len(self.data), shard_size)
-        watch = Watch(
-            lambda shard: {str(t): part["outcome"] for t, part in zip(self.threats, shard["eps"], strict=True)}
-        )
+        watch = Watch(lambda shard: {str(self.threats[-1]): shard["eps"][-1]["outcome"]})
         title = f"{self.label}, {attack_text(self.attack)}"
         shards = work(task, lambda images: self.shard(images, watch), title, status=watch, show=show)
         return [self._row(place, shards) for place in range(len(self.threats))]

@@ -17,6 +17,9 @@ from lipforge.batching import ImageData, check_images
 from lipforge.evaluation.results import overlay_notes
 from lipforge.types import Classifier
 
+FOUND = "found on "
+"""How the outcome of an image begins that fell to a point found for another classifier."""
+
 
 class Shard(NamedTuple):
     """Images (N, C, H, W), labels (N,) and their positions (N,) in the data."""
@@ -78,7 +81,7 @@ class Tally:
         logits = self._logits(points, self.shard.ids[at])
         gap[at] = -margin(logits, self.shard.y[at])
         fell = logits.argmax(dim=1) != self.shard.y[at]
-        self._fall(at[fell], points[fell], ["push" if mine else f"found on {found.label}"] * int(fell.sum()))
+        self._fall(at[fell], points[fell], ["push" if mine else f"{FOUND}{found.label}"] * int(fell.sum()))
         if mine:
             stronger = -gap[at] > self.closest[at]
             self.points[at[stronger]] = points[stronger]

@@ -20,7 +20,7 @@ class Watch:
 
     def __init__(self, outcomes: Outcomes = lambda shard: {"robust": shard["outcome"]}) -> None:
         self._outcomes = outcomes
-        self._seen: dict[str, list[int]] = {}
+        self._seen: dict[str, tuple[int, int]] = {}
         self._attack = ""
 
     def __call__(self, attack: str) -> None:
@@ -30,11 +30,11 @@ class Watch:
     def see(self, shard: Mapping[str, Any]) -> None:
         """A shard is finished, here or elsewhere."""
         for name, words in self._outcomes(shard).items():
-            seen = self._seen.setdefault(name, [0, 0])
-            seen[0] += words.count(ROBUST)
-            seen[1] += len(words)
+            stand, count = self._seen.get(name, (0, 0))
+            # At once: the thread that draws the bar may look at any time.
+            self._seen[name] = (stand + words.count(ROBUST), count + len(words))
 
     def __str__(self) -> str:
-        # A copy, because a bar is drawn by a thread of its own.
-        shares = ", ".join(f"{name} {100 * stand / count:.1f} %" for name, (stand, count) in list(self._seen.items()))
+        seen = [(name, *counts) for name, counts in list(self._seen.items())]
+        shares = ", ".join(f"{name} {100 * stand / count:.1f} %" for name, stand, count in seen if count)
         return "  ".join(part for part in (shares, self._attack) if part)

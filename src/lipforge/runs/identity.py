@@ -58,6 +58,8 @@ def data_identity(data: ImageData) -> dict[str, Any]:
     images and labels spread over the set."""
     describe = getattr(data, "describe", None)
     about = dict(describe()) if callable(describe) else {"name": data.name, "count": len(data)}
+    for key in about.keys() & {"name", "of"}:  # a set without a split is its test set: the same images
+        about[key] = re.sub(r":test(?=/|$)", "", str(about[key]))
     at = sorted({round(step * (len(data) - 1) / max(SAMPLED - 1, 1)) for step in range(SAMPLED)})
     images, labels = data.batch(at)
     digest = hashlib.sha256(tensor_bytes(images))

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from lipforge.errors import RunError
 from lipforge.progress import progress
-from lipforge.ranks import Store, by_torchrun, is_first, joined, open_store
+from lipforge.ranks import Store, by_torchrun, joined, open_store
 from lipforge.records import to_plain
 from lipforge.runs.tasks import Compute, Task
 
@@ -38,28 +38,29 @@ def work(
 
     Under torchrun the ranks share the shards; join them first with `lipforge.ranks.process_group`.
     """
-    seen = show if is_first() else False
-    with _store() as store, progress(label, task.count, show=seen, status=status or "") as step:
+    with _store() as store:
         shelf = _Memory(task, store) if task.folder is None else _Folder(task)
         done: dict[int, dict[str, Any]] = {}
 
-        def look() -> None:
+        def look() -> int:
+            """How many images were finished since the last look, here or elsewhere."""
+            before = len(done)
             for index, shard in shelf.news(done):
                 done[index] = shard
                 if status is not None:
                     status.see(shard)
-                step(len(task.images(index)))
+            return sum(len(task.images(index)) for index in list(done)[before:])
 
-        look()
-        for index in _drawn(task.shards, store):
-            if index not in done and _compute(shelf, task, index, compute):
-                look()
-        pause, longest = PATIENCE
-        while missing := [index for index in range(task.shards) if index not in done]:
-            if not any(_compute(shelf, task, index, compute) for index in missing):
-                time.sleep(pause)
-                pause = min(2 * pause, longest)
-            look()
+        with progress(label, task.count, done=look(), show=show, status=status or "") as step:
+            for index in _drawn(task.shards, store):
+                if index not in done and _compute(shelf, task, index, compute):
+                    step(look())
+            pause, longest = PATIENCE
+            while missing := [index for index in range(task.shards) if index not in done]:
+                if not any(_compute(shelf, task, index, compute) for index in missing):
+                    time.sleep(pause)
+                    pause = min(2 * pause, longest)
+                step(look())
         return [done[index] for index in range(task.shards)]
 
 
