@@ -84,6 +84,17 @@ def test_the_base_is_pushed_as_the_others_are(near):
     assert robust(shard["outcome"]) == model.stands(*task())
 
 
+def test_a_view_that_is_there_twice_is_pushed_once():
+    model = Tilted()
+    once, twice = (
+        Contest((Entrant("a", views),), as_data(task()), ATTACK, THREAT, 0, None, 0.0).screen(range(60))["a"]
+        for views in ({"base": model}, {"base": model, "base again": model})
+    )
+    pushed = once["outcome"].count("robust")
+    assert pushed > 10
+    assert twice["backwards"] - once["backwards"] == 3 * pushed  # the second attack, and no second push
+
+
 def test_sparing_nothing_attacks_every_image_that_no_known_point_and_no_push_fools():
     shard = judged(contest(Tilted(), Tilted(0.5), near=None), range(60))["1"]
     assert shard["spared"] == 0
