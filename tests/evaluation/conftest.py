@@ -12,6 +12,7 @@ class Heard(NamedTuple):
 
     label: str
     total: int | None
+    done: int
     status: object
 
 
@@ -24,7 +25,7 @@ def heard(monkeypatch) -> list[Heard]:
     def listening(
         label: str, total: int | None, *, done: int = 0, show: bool | None = None, status: object = ""
     ) -> Any:
-        said.append(Heard(label, total, status))
+        said.append(Heard(label, total, done, status))
         return real(label, total, done=done, show=False, status=status)
 
     for module in (lipforge.runs.workers, lipforge.evaluation.estimate):

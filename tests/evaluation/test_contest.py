@@ -204,6 +204,22 @@ def test_what_is_due_is_attacked_at_the_finish_and_nothing_else_is():
     assert (last["0"]["forwards"], last["1"]["forwards"]) == (0, 5 * len(due))
 
 
+def test_only_what_the_rule_would_spare_is_drawn_for_the_check():
+    first = contest(Tilted(), Tilted(0.1), near=None, audit=0.5).screen(range(60))["1"]
+    assert (first["drawn"], first["spared"]) == ([], [])
+    assert first["due"]
+
+
+def test_at_the_finish_points_found_for_one_entrant_are_tried_on_the_next_before_it_is_attacked():
+    made = contest(Backwards(), Tilted(), Tilted(), audit=1.0)
+    first = made.screen(range(60))
+    given = {label: screened([first], label) for label in "012"}
+    last = made.finish(due_of([first]), given)
+    assert last["1"]["outcome"].count("pgd") == last["2"]["outcome"].count("found on 1") == last["2"]["tried"] > 10
+    assert last["2"]["attacked"] == last["2"]["checked"] == len(given["2"].due) - last["2"]["tried"]
+    assert last["2"]["failed"] == 0
+
+
 def test_a_spared_image_that_falls_to_a_point_found_at_the_finish_counts_as_fallen():
     """The lead looks the other way, so the others are spared; the last one is then attacked in full and finds out."""
     made = contest(Backwards(), Tilted(), Tilted(), audit=0.0)

@@ -5,6 +5,7 @@ import pytest
 from lipforge.evaluation.scores import (
     RatioScore,
     best_of,
+    both,
     choose,
     clean_score,
     doubts,
@@ -65,3 +66,12 @@ def test_without_a_ratio_that_beats_the_base_the_choice_is_no_forging(stands):
 def test_of_equal_ratios_the_one_with_the_better_clean_accuracy_and_then_the_gentler_one_wins():
     assert best_of([score(2**-8, 18, 12), score(2**-7, 19, 12)]).ratio == 2**-7
     assert best_of([score(2**-8, 19, 12), score(2**-7, 19, 12)]).ratio == 2**-8
+
+
+def test_of_two_contests_the_base_has_what_fell_in_either_and_each_image_once():
+    base = score(0, 4, 2, count=4)
+    first = dataclasses.replace(base, outcome=("robust", "found on 2^-7", "pgd", "robust"), tried=1)
+    second = dataclasses.replace(base, outcome=("found on a=0.5", "found on a=0.5", "pgd", "robust"), tried=2)
+    folded = both(first, second)
+    assert folded.outcome == ("found on a=0.5", "found on 2^-7", "pgd", "robust")
+    assert (folded.tried, folded.standing, folded.robust_accuracy) == (2, 1, 0.25)

@@ -98,6 +98,19 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
         search(run=run, seed=1)
 
 
+def test_what_is_due_is_attacked_in_shards_and_every_outcome_gets_back_to_its_image():
+    """The base looks the other way, so that the images of the ratio fall at the finish or not at all."""
+
+    def views(setting: Any) -> dict[str, nn.Module]:
+        return {"only": Tilted(4 * setting) if setting else Backwards()}
+
+    settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "audit": 1.0, "shard_size": 20, "rounds": 1}
+    ratio = search_ratio(views, task(), ATTACK, THREAT, **settings).scores[1]
+    assert ratio.attacked > 40
+    assert ratio.outcome.count("pgd") > 10
+    assert ratio.robust == Tilted(0.04).stands(*task())
+
+
 def test_resuming_between_the_groups_counts_no_pass_twice(tmp_path):
     """The attack on the base is then repeated, for its points, but it has been counted."""
     alone = search(groups=("a", "b"), ratios=(0.01, 0.05))

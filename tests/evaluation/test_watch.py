@@ -7,6 +7,7 @@ from lipforge.evaluation import evaluate, sweep, transfer
 from lipforge.evaluation.estimate import estimate
 from lipforge.evaluation.search import search_ratio
 from lipforge.evaluation.watch import Watch
+from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 
@@ -47,11 +48,21 @@ def _estimate(model, data):
 def test_progress_says_what_stands_so_far_and_which_attack_is_at_work(heard, work, title, names, attack):
     model = small_net()
     work(model, small_images(model, 20))
-    label, _, status = heard[-1]
+    label, _, _, status = heard[-1]
     assert label == title
     shares, _, current = str(status).rpartition("  ")
     assert [share.rsplit(" ", 2)[0] for share in shares.split(", ") if share] == names
     assert current == attack
+
+
+def test_progress_of_a_resumed_run_begins_with_what_is_done(heard, tmp_path):
+    model = small_net()
+    for _ in range(2):
+        with RunDir.open(tmp_path) as run:
+            evaluate(model, small_images(model, 20), ATTACK, THREAT, shard_size=10, run=run)
+        next((tmp_path / "shards").glob("*/0001.json")).unlink()
+    assert [one.done for one in heard] == [0, 10]
+    assert str(heard[1].status).startswith("robust ")
 
 
 def test_the_share_is_of_all_shards_seen_so_far():
