@@ -9,9 +9,9 @@ from lipforge.evaluation.scores import (
     choose,
     clean_score,
     doubts,
+    neighbourhood,
     robust_fields,
 )
-from lipforge.evaluation.search import neighbourhood
 
 
 def score(ratio: float, clean: int, stands: int | None = None, count: int = 20) -> RatioScore:

@@ -18,6 +18,9 @@ Setting = float | Mapping[str, float]
 
 Status = Literal["base", "attacked", "stopped", "not attacked"]
 
+HOPELESS = 0.01
+"""A ratio is dropped after a round if it lost images to the best one and McNemar's exact p-value is below this."""
+
 
 @dataclass(frozen=True)
 class RatioScore:
@@ -151,6 +154,28 @@ def robust_fields(shards: Sequence[Mapping[str, Any]], base: Sequence[bool]) -> 
         "against_base": paired(base[: len(stands)], stands),
         **{name: sum(shard[name] for shard in shards) for name in counted},
     }
+
+
+def neighbourhood(scores: Sequence[RatioScore]) -> list[RatioScore]:
+    """Of scores in the order of their ratios, the best clean one first, then its neighbours."""
+    best = max(range(len(scores)), key=lambda place: (scores[place].clean_accuracy, -place))
+    return [scores[place] for place in (best, best - 1, best + 1) if 0 <= place < len(scores)]
+
+
+def hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[RatioScore]:
+    """The scores that go on: the base, the best ratio so far, and all that chance may have put behind it."""
+    stands = {score.label: stands_of(shards[score.label]) for score in scores}
+    best = max(scores[1:], key=lambda score: sum(stands[score.label]))
+    return [
+        score
+        for score in scores
+        if score in (scores[0], best) or paired(stands[best.label], stands[score.label]).p_value >= HOPELESS
+    ]
+
+
+def stands_of(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Whether each image stands, from one setting's share of each shard."""
+    return [word == ROBUST for shard in shards for word in shard["outcome"]]
 
 
 def choose(scores: Sequence[RatioScore]) -> tuple[Setting, str]:

@@ -9,10 +9,8 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks import Attack
-from lipforge.attacks.trial import ROBUST
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
-from lipforge.evaluation.compare import paired
 from lipforge.evaluation.contest import AUDIT, NEAR, Contest, Entrant
 from lipforge.evaluation.identity import attack_text
 from lipforge.evaluation.scores import (
@@ -25,9 +23,12 @@ from lipforge.evaluation.scores import (
     choose,
     clean_score,
     doubts,
+    hopeful,
     label_of,
+    neighbourhood,
     rebased,
     robust_fields,
+    stands_of,
 )
 from lipforge.evaluation.screening import Records, decided, due_of, screened, settled
 from lipforge.evaluation.watch import Watch
@@ -40,8 +41,6 @@ from lipforge.runs.tasks import digest_of
 from lipforge.types import Classifier, Threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
-HOPELESS = 0.01
-"""A ratio is dropped after a round if it lost images to the best one and McNemar's exact p-value is below this."""
 
 ROUND, ROUNDS = 250, 4
 """About how many images make a round, and the most rounds there are, where nobody says otherwise."""
@@ -98,12 +97,6 @@ def search_ratio(
     return result
 
 
-def neighbourhood(scores: Sequence[RatioScore]) -> list[RatioScore]:
-    """Of scores in the order of their ratios, the best clean one first, then its neighbours."""
-    best = max(range(len(scores)), key=lambda place: (scores[place].clean_accuracy, -place))
-    return [scores[place] for place in (best, best - 1, best + 1) if 0 <= place < len(scores)]
-
-
 @dataclass(frozen=True)
 class _Search:
     """The stages of a search, each a piece of work that a run directory can keep."""
@@ -132,8 +125,8 @@ class _Search:
             title = f"{name}: round {number} of {len(blocks)}"
             for label, records in self._round(f"{name}-{number}", contest, images, title, watch).items():
                 shards[label] += records
-            alive = _hopeful(alive, shards)
-        base = _stands(shards[scores[0].label])
+            alive = hopeful(alive, shards)
+        base = stands_of(shards[scores[0].label])
         return [self._scored(score, shards[score.label], base) for score in scores]
 
     def refine(self, scores: list[RatioScore], groups: Sequence[str], options: Sequence[float]) -> list[RatioScore]:
@@ -255,18 +248,3 @@ def _candidates(ratios: Sequence[float]) -> list[float]:
     if not found or not 0 < found[0] <= found[-1] <= 1:
         raise InputError(f"ratios must be numbers in (0, 1], at least one, got {list(ratios)}")
     return found
-
-
-def _hopeful(scores: Sequence[RatioScore], shards: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[RatioScore]:
-    """The scores that go on: the base, the best ratio so far, and all that chance may have put behind it."""
-    stands = {score.label: _stands(shards[score.label]) for score in scores}
-    best = max(scores[1:], key=lambda score: sum(stands[score.label]))
-    return [
-        score
-        for score in scores
-        if score in (scores[0], best) or paired(stands[best.label], stands[score.label]).p_value >= HOPELESS
-    ]
-
-
-def _stands(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
-    return [word == ROBUST for shard in shards for word in shard["outcome"]]
