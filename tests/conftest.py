@@ -6,6 +6,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+import lipforge.progress
+
 # No deadline: a busy machine must not fail a test. Derandomised: the same examples on every machine.
 settings.register_profile("lipforge", deadline=None, derandomize=True)
 settings.load_profile("lipforge")
@@ -15,6 +17,12 @@ if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__ver
     _library = torch.library.Library("torchvision", "DEF")
     _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+
+
+@pytest.fixture(autouse=True)
+def _own_clock(monkeypatch):
+    """Each test is a call of its own to the lines of progress, however little time has passed since the last."""
+    monkeypatch.setattr(lipforge.progress, "_clock", lipforge.progress._Clock())
 
 
 @pytest.fixture(autouse=True)

@@ -95,12 +95,24 @@ def test_what_was_done_before_says_nothing_of_the_time_left(capsys, monkeypatch)
     assert lines[-1].endswith(": 60 of 100, 31.0 % robust  apgd")
 
 
-@pytest.mark.parametrize(("last", "pause"), [(2000.0, 20.0), (40.0, 20.0), (15.0, 45.0)])
-def test_pieces_of_work_in_a_row_share_one_clock(monkeypatch, last, pause):
-    """A piece that began 10 seconds ago; the last line, about whatever, is `last` seconds old."""
+def test_short_pieces_of_work_in_a_row_share_one_clock(capsys, monkeypatch):
+    """The first piece ends before a line is due; the next one writes it, although it is as short."""
     now = time.monotonic()
-    monkeypatch.setattr(lipforge.progress, "_last_line", [now - last])
-    assert lipforge.progress._pause(now - 10.0) == pytest.approx(pause, abs=1.0)
+    clock = lipforge.progress._Clock(began=now - 35.0, ended=now - 1.0)
+    monkeypatch.setattr(lipforge.progress, "_clock", clock)
+    note = _Told()
+    with progress("second", 10, status=note):
+        assert note.read.acquire(timeout=60)
+    assert capsys.readouterr().err.splitlines()[0].endswith(" second: 0 of 10, 31.0 % robust  apgd")
+    assert clock.ended >= now
+    assert lipforge.progress._pause() == pytest.approx(60.0, abs=5.0)
+
+
+def test_after_a_rest_the_clock_begins_anew(monkeypatch):
+    now = time.monotonic()
+    monkeypatch.setattr(lipforge.progress, "_clock", lipforge.progress._Clock(began=now - 900.0, ended=now - 11.0))
+    with progress("second", 10):
+        assert lipforge.progress._pause() == pytest.approx(30.0, abs=5.0)
 
 
 def test_only_the_first_rank_shows_progress(capsys, monkeypatch):

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Protocol
 
 from rich.console import Console
@@ -21,8 +22,20 @@ PERIOD = 60.0
 SPEED_PERIOD = 24 * 3600.0
 """Seconds of work from which the time left is estimated: one step may take an hour."""
 
-_last_line = [float("-inf")]
-"""When the last line was written, whatever it was about: many short pieces of work in a row have one clock."""
+GAP = 10.0
+"""Seconds without work after which what comes next is a command, or a call, of its own."""
+
+
+@dataclass
+class _Clock:
+    """When the pieces of work in a row began and the last of them ended, and when the last line was written."""
+
+    began: float = float("-inf")
+    ended: float = float("-inf")
+    wrote: float = float("-inf")
+
+
+_clock = _Clock()
 
 REFRESHES = 2
 """Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
@@ -86,12 +99,17 @@ def _drawn(bar: Progress) -> Iterator[None]:
 
 @contextmanager
 def _logged(task: Task) -> Iterator[None]:
-    """Write a line now and then, and one at the end if there was any before; the first after half a period."""
-    over, started = threading.Event(), time.monotonic()
+    """Write a line now and then, and one at the end if there was any before.
+
+    Pieces of work that follow each other share one clock; their first line comes after half a period.
+    """
+    over, now = threading.Event(), time.monotonic()
+    if now > _clock.ended + GAP:
+        _clock.began = now
 
     def talk() -> None:
         lines = 0
-        while not over.wait(_pause(started)):
+        while not over.wait(_pause()):
             _write_line(task)
             lines += 1
         if lines:
@@ -104,15 +122,16 @@ def _logged(task: Task) -> Iterator[None]:
     finally:
         over.set()
         talker.join()
+        _clock.ended = time.monotonic()
 
 
-def _pause(started: float) -> float:
-    """How many seconds from now the next line is due, in work that began at `started`."""
-    return max(started + PERIOD / 2, _last_line[0] + PERIOD) - time.monotonic()
+def _pause() -> float:
+    """How many seconds from now the next line is due."""
+    return max(_clock.began + PERIOD / 2, _clock.wrote + PERIOD) - time.monotonic()
 
 
 def _write_line(task: Task) -> None:
-    _last_line[0] = time.monotonic()
+    _clock.wrote = time.monotonic()
     left = task.time_remaining
     parts = (
         f"{task.completed:.0f} of {task.total:.0f}" if task.total is not None else "",

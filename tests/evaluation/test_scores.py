@@ -54,6 +54,8 @@ def test_a_gain_that_spared_images_could_undo_says_so():
     _, reason = choose([score(0, 20, 10), best])
     assert "and up to 7 of its spared images may fall" in reason
     assert any("10 images were spared; 0 of 4" in doubt for doubt in doubts([score(0, 20, 10), best]))
+    unchecked = dataclasses.replace(best, checked=0)
+    assert any("10 images were spared and none of their kind was checked" in one for one in doubts([best, unchecked]))
 
 
 @pytest.mark.parametrize("stands", [10, 9])

@@ -122,7 +122,7 @@ def test_resuming_between_the_groups_counts_no_pass_twice(tmp_path):
 
 
 def test_progress_ends_with_the_accuracies_of_the_result(heard):
-    """Images that are due count only once they have been attacked in full."""
+    """A round counts only once it is finished: until then images that will fall look robust."""
     found = search(rounds=2, audit=0.5, all_ratios=True)
     parts = [f"search: round {number} of 2{part}" for number in (1, 2) for part in ("", ", in full")]
     assert [one.label for one in heard] == ["search-clean", *parts]

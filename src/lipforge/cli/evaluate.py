@@ -199,7 +199,7 @@ def _report(found: list[RobustResult], run: str | None, json: bool) -> None:
         ]
         for one in found
     ]
-    title = f"{first.model}, {first.data}, {first.threat}: % correct [95 %], n={first.count} seed={first.seed}"
+    title = f"{first.model}, {first.data}, {first.threat}: % correct [95 %], n={first.count}, attack seed={first.seed}"
     results.print(table(title, columns, rows))
     for one in found:
         if one.given_up:

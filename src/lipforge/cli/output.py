@@ -1,5 +1,7 @@
 """Results on stdout, everything else on stderr."""
 
+import os
+import sys
 from typing import Any
 
 from rich.console import Console
@@ -9,8 +11,12 @@ from rich.text import Text
 from lipforge.records import to_json
 from lipforge.types import ratio_text as ratio_text
 
+WIDTH = 120
+"""Columns of a table that goes to a file or a pipe, unless COLUMNS says otherwise."""
+
+_width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
 # No markup and no emoji codes: names and messages are printed as they are, even "[old]" and "model.py:dog: ...".
-results = Console(highlight=False, markup=False, emoji=False)
+results = Console(width=_width, highlight=False, markup=False, emoji=False)
 notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 

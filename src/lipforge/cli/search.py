@@ -126,7 +126,8 @@ def _report(model: str, found: SearchResult, paths: list[str], run: str | None, 
         print_json(record(found))
         return
     columns = {"ratio": "left", "clean": "right", "robust": "right", "against base": "left", "images": "left"}
-    title = f"{model}: {found.attack} {found.threat}, {found.metric}, {found.data}, n={found.count} seed={found.seed}"
+    about = f"{found.attack} {found.threat}, {found.metric}, {found.data}"
+    title = f"{model}: {about}, n={found.count}, attack seed={found.seed}"
     results.print(table(title, columns, [_row(score) for score in found.scores]))
     results.print(found.reason, soft_wrap=True)
     passes = f"{found.forwards} forward and {found.backwards} backward passes"

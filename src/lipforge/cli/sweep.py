@@ -87,6 +87,6 @@ def _report(model: str, found: SweepResult, run: str | None, json: bool) -> None
         lines.setdefault((row.label, row.attack), start).append(share_text(row.robust_accuracy, row.interval))
     columns = {"view": "left", "attack": "left", "clean": "right", **dict.fromkeys(radii, "right")}
     how = "carried over from smaller eps" if found.carry else "each eps afresh"
-    title = f"{model}: % correct, {found.norm}, {how}, {found.data}, n={found.count} seed={found.seed}"
+    title = f"{model}: % correct, {found.norm}, {how}, {found.data}, n={found.count}, attack seed={found.seed}"
     results.print(table(title, columns, list(lines.values())))
     attacking.say_wrote(run, [result_name(found)])

@@ -103,7 +103,7 @@ def _report(title: str, found: list[TransferResult], run: str | None, json: bool
         for one in found
     ]
     one = found[0]
-    title = f"{title}: {one.attack} {one.threat}, push {one.push}, {one.data}, n={one.count} seed={one.seed}"
+    title = f"{title}: {one.attack} {one.threat}, push {one.push}, {one.data}, n={one.count}, attack seed={one.seed}"
     results.print(table(title, {**columns, "crafted images": "right", "transferred": "right"}, rows))
     for doubt in dict.fromkeys(f"{one.source}: {doubt}" for one in found for doubt in one.notes):
         note(doubt)

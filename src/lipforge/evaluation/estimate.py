@@ -104,7 +104,7 @@ def estimate(
         assumptions=(
             f"the other images cost what the {len(at)} of the probe did: those that stand cost most",
             f"passes run as fast as in batches of {batch_size}; batches shrink as images fall, which a GPU feels",
-            f"all {devices} devices are as fast as this one and get shards until the end",
+            *([f"all {devices} devices are as fast as this one and get shards until the end"] if devices > 1 else []),
             "reading images, starting processes and the attack's own arithmetic are left out",
         ),
     )

@@ -209,6 +209,8 @@ def doubts(scores: Sequence[RatioScore]) -> list[str]:
     found += [
         f"{score.label}: {score.spared} images were spared; {score.failed} of {score.checked} such images fell when "
         f"attacked all the same, so up to {score.unsure} more may fall (95 %)"
+        if score.checked
+        else f"{score.label}: {score.spared} images were spared and none of their kind was checked: all may fall"
         for score in scores
         if score.spared and not score.failed
     ]

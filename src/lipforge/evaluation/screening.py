@@ -43,12 +43,3 @@ def settled(shards: Sequence[Records], finished: Sequence[Records], due: Sequenc
         spared = sum(outcome[image - first] == ROBUST for image in record["spared"])
         records.append({**record, "outcome": outcome, "spared": spared})
     return records + [{**shard[label], "outcome": [], "spared": 0} for shard in finished]
-
-
-def decided(shard: Records) -> dict[str, list[str]]:
-    """The outcomes of each entrant on the images that are due for none of them, which the finish will look at again."""
-    due = set(due_of([shard]))
-    return {
-        label: [word for place, word in enumerate(record["outcome"]) if record.get("first", 0) + place not in due]
-        for label, record in shard.items()
-    }

@@ -30,7 +30,7 @@ from lipforge.evaluation.scores import (
     robust_fields,
     stands_of,
 )
-from lipforge.evaluation.screening import Records, decided, due_of, screened, settled
+from lipforge.evaluation.screening import Records, due_of, screened, settled
 from lipforge.evaluation.watch import Watch
 from lipforge.pairs import as_data
 from lipforge.ranks import is_first
@@ -118,13 +118,16 @@ class _Search:
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked; the first is the base, and the others are dropped when they are hopeless."""
         shards: dict[str, list[dict[str, Any]]] = {score.label: [] for score in scores}
-        alive, blocks, watch = list(scores), self._blocks(), Watch(decided)
+        alive, blocks, watch = list(scores), self._blocks(), Watch(lambda shard: {})
         for number, images in enumerate(blocks, start=1):
             contest = self._between([score.ratio for score in alive])
             contest = replace(contest, watch=watch, lead_counts=name == "search")
             title = f"{name}: round {number} of {len(blocks)}"
             for label, records in self._round(f"{name}-{number}", contest, images, title, watch).items():
                 shards[label] += records
+                # Only now: until a round is finished, some of what looks robust has not been attacked in full.
+                for record in records:
+                    watch.add(label, record["outcome"])
             alive = hopeful(alive, shards)
         base = stands_of(shards[scores[0].label])
         return [self._scored(score, shards[score.label], base) for score in scores]
@@ -224,6 +227,7 @@ class _Search:
             "seed": contest.seed,
             "near": contest.near,
             "audit": contest.audit,
+            "rounds": self.rounds,
             **(about or {}),
         }
         task = open_task(self.run, name, config, count, self.shard_size)

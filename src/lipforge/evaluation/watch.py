@@ -30,9 +30,13 @@ class Watch:
     def see(self, shard: Mapping[str, Any]) -> None:
         """A shard is finished, here or elsewhere."""
         for name, words in self._outcomes(shard).items():
-            stand, count = self._seen.get(name, (0, 0))
-            # At once: the thread that draws the bar may look at any time.
-            self._seen[name] = (stand + words.count(ROBUST), count + len(words))
+            self.add(name, words)
+
+    def add(self, name: str, words: Sequence[str]) -> None:
+        """More outcomes under one name."""
+        stand, count = self._seen.get(name, (0, 0))
+        # At once: the thread that draws the bar may look at any time.
+        self._seen[name] = (stand + words.count(ROBUST), count + len(words))
 
     def __str__(self) -> str:
         seen = [(name, *counts) for name, counts in list(self._seen.items())]
