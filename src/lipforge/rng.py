@@ -67,7 +67,7 @@ def signs(
     *,
     stream: str,
     shape: Sequence[int],
-    counter: int | Tensor = 0,
+    counter: int = 0,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Numbers (N, *shape) that are -1 or +1 with equal probability."""
@@ -76,7 +76,7 @@ def signs(
 
 
 def integers(
-    seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], below: int, counter: int | Tensor = 0
+    seed: int, sample_ids: Tensor, *, stream: str, shape: Sequence[int], below: int, counter: int = 0
 ) -> Tensor:
     """Integers (N, *shape) in [0, below); each has the probability 1 / below up to 2^-32."""
     if not 1 <= below <= 2**31:

@@ -96,6 +96,8 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
     assert kept == json.loads(to_json(record(again)))
     with pytest.raises(RunError, match="seed was 0, now 1"), RunDir.open(tmp_path) as run:
         search(run=run, seed=1)
+    with pytest.raises(RunError, match="rounds was 1, now 2"), RunDir.open(tmp_path) as run:
+        search(run=run, rounds=2)
 
 
 def test_what_is_due_is_attacked_in_shards_and_every_outcome_gets_back_to_its_image():

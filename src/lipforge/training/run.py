@@ -72,8 +72,8 @@ def train(
         check_shares(config.batch_size, rank)
         session = _open(model, data, config, Path(out), rank)
         total = config.epochs * session.batches
-        with progress(f"training ({config.method})", total, show=False if not rank.is_first else show) as step:
-            step(session.position.epoch * session.batches + session.position.batch)
+        done = session.position.epoch * session.batches + session.position.batch
+        with progress(f"training ({config.method})", total, done=done, show=show) as step:
             while session.position.epoch < config.epochs:
                 _run_epoch(session, checkpoint_seconds, step)
                 _end_epoch(session)
