@@ -102,7 +102,7 @@ def test_short_pieces_of_work_in_a_row_share_one_clock(capsys, monkeypatch):
     monkeypatch.setattr(lipforge.progress, "_clock", clock)
     note = _Told()
     with progress("second", 10, status=note):
-        assert note.read.acquire(timeout=60)
+        assert note.read.acquire(timeout=20)  # by a clock of its own it would be 30 seconds
     assert capsys.readouterr().err.splitlines()[0].endswith(" second: 0 of 10, 31.0 % robust  apgd")
     assert clock.ended >= now
     assert lipforge.progress._pause() == pytest.approx(60.0, abs=5.0)

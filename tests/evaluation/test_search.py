@@ -130,7 +130,9 @@ def test_progress_ends_with_the_accuracies_of_the_result(heard):
     assert [one.label for one in heard] == ["search-clean", *parts]
     assert all(one.status == "attacked" for one in found.scores[1:])
     accuracies = [f"{one.label} {100 * one.standing / 60:.1f} %" for one in found.scores]
-    assert str(heard[-1].status).startswith(", ".join(accuracies) + "  ")
+    shares, _, attack = str(heard[-1].status).rpartition("  ")
+    assert shares == ", ".join(accuracies)
+    assert attack == f"{found.scores[-1].label}: pgd"
 
 
 @pytest.mark.parametrize(
