@@ -1,137 +1,27 @@
 """lipforge: forge a trained image classifier in one pass, and find out honestly whether it got harder to fool."""
 
-from lipforge.analysis import Analysis, analyse
-from lipforge.attacks import (
-    APGD,
-    CW,
-    FAB,
-    FGSM,
-    PGD,
-    Attack,
-    AttackResult,
-    Cascade,
-    Square,
-    TargetedAPGD,
-    autoattack,
-    parse_attack,
-)
-from lipforge.audit import AuditReport, audit, audit_plan
-from lipforge.certify import CertifyResult, certify
-from lipforge.data import (
-    FolderOptions,
-    check_data,
-    from_arrays,
-    from_hugging_face,
-    get_data,
-    list_data,
-    load_data,
-    split,
-    take,
-)
-from lipforge.errors import LipforgeError
-from lipforge.evaluation import RobustResult, clean_accuracy, evaluate
-from lipforge.evaluation.compare import Comparison, compare
-from lipforge.forge import (
-    Forge,
-    MeanCentred,
-    Piecewise,
-    Recipe,
-    Site,
-    Smooth,
-    Step,
-    calibrate_,
-    count_zeros,
-    find_sites,
-    fold_,
-    forge_,
-    forged,
-    forges,
-    insert_,
-    load_fold,
-    load_recipe,
-    plain,
-    recipe_of,
-    remove_,
-    save_recipe,
-    set_mode_,
-    set_ratio_,
-    smooth_backward,
-    straight_through,
-)
-from lipforge.models import list_models, load_model
-from lipforge.reports import write_report
-from lipforge.runs import RunDir
-from lipforge.searching import choose_ratio
-from lipforge.training import TrainConfig, train
-from lipforge.types import Classifier, Threat
+import ast
+from importlib import import_module
+from pathlib import Path
+from typing import Any
 
-__all__ = [
-    "APGD",
-    "CW",
-    "FAB",
-    "FGSM",
-    "PGD",
-    "Analysis",
-    "Attack",
-    "AttackResult",
-    "AuditReport",
-    "Cascade",
-    "CertifyResult",
-    "Classifier",
-    "Comparison",
-    "FolderOptions",
-    "Forge",
-    "LipforgeError",
-    "MeanCentred",
-    "Piecewise",
-    "Recipe",
-    "RobustResult",
-    "RunDir",
-    "Site",
-    "Smooth",
-    "Square",
-    "Step",
-    "TargetedAPGD",
-    "Threat",
-    "TrainConfig",
-    "analyse",
-    "audit",
-    "audit_plan",
-    "autoattack",
-    "calibrate_",
-    "certify",
-    "check_data",
-    "choose_ratio",
-    "clean_accuracy",
-    "compare",
-    "count_zeros",
-    "evaluate",
-    "find_sites",
-    "fold_",
-    "forge_",
-    "forged",
-    "forges",
-    "from_arrays",
-    "from_hugging_face",
-    "get_data",
-    "insert_",
-    "list_data",
-    "list_models",
-    "load_data",
-    "load_fold",
-    "load_model",
-    "load_recipe",
-    "parse_attack",
-    "plain",
-    "recipe_of",
-    "remove_",
-    "save_recipe",
-    "set_mode_",
-    "set_ratio_",
-    "smooth_backward",
-    "split",
-    "straight_through",
-    "take",
-    "train",
-    "write_report",
-]
+# Each name is imported when it is first used: torch takes seconds, which `lipforge --help` should not.
+_MODULES = {
+    alias.name: str(node.module)
+    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    if isinstance(node, ast.ImportFrom)
+    for alias in node.names
+}
+
+__all__ = sorted(_MODULES)  # noqa: PLE0605  # the names of __init__.pyi
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'lipforge' has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

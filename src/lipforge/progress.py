@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 
 from lipforge.ranks import is_first
+from lipforge.text import duration
 
 PATIENCE = 2.0
 """Seconds that pass before a bar appears: short work stays silent."""
@@ -140,15 +141,3 @@ def _write_line(task: Task) -> None:
     )
     words = ", ".join(part for part in parts if part)
     print(f"{time.strftime('%H:%M:%S')} {task.description}: {words}", file=sys.stderr, flush=True)
-
-
-def duration(seconds: float) -> str:
-    """Seconds as people say them.
-
-    >>> duration(0.25), duration(12.3), duration(320), duration(9000), duration(1e6)
-    ('0.2 s', '12 s', '5.3 min', '2.5 h', '11.6 days')
-    """
-    for unit, size, most in (("s", 1, 60), ("min", 60, 3600), ("h", 3600, 48 * 3600)):
-        if seconds < most:
-            return f"{seconds / size:.{0 if unit == 's' and seconds >= 1 else 1}f} {unit}"
-    return f"{seconds / 86400:.1f} days"

@@ -7,12 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Protocol
 
 from lipforge.errors import RunError
+
+if TYPE_CHECKING:  # imported in the functions: the command line asks who is first before it needs torch
+    import torch
 
 
 @dataclass(frozen=True)
@@ -43,18 +43,22 @@ def is_first() -> bool:
 
 def joined() -> bool:
     """Whether this process has joined a group of several."""
+    import torch.distributed as dist
+
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
 
 
-def own_device(device: torch.device) -> torch.device:
+def own_device(device: "torch.device") -> "torch.device":
     """The device of this process: under torchrun "cuda" means another one for each process of a machine."""
     if not by_torchrun() or device.type != "cuda" or device.index is not None:
         return device
+    import torch
+
     return torch.device("cuda", int(os.environ["LOCAL_RANK"]))
 
 
 @contextmanager
-def process_group(device: torch.device) -> Iterator[Rank]:
+def process_group(device: "torch.device") -> Iterator[Rank]:
     """Join the processes that torchrun started, by nccl on CUDA and by gloo elsewhere; without torchrun just one.
 
     A group that exists already is used and left as it is.
@@ -62,6 +66,9 @@ def process_group(device: torch.device) -> Iterator[Rank]:
     if not by_torchrun():
         yield Rank()
         return
+    import torch
+    import torch.distributed as dist
+
     join = not dist.is_initialized()
     if join:
         if device.type == "cuda":
@@ -92,6 +99,8 @@ class Store(Protocol):
 
 def open_store(*, join: bool = False) -> Store:
     """The store where all ranks meet: torchrun's own, or one that the first rank opens; `join` never opens one."""
+    import torch.distributed as dist
+
     hosted = join or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stubs for its public stores
         os.environ["MASTER_ADDR"],

@@ -1,35 +1,109 @@
-"""Results as JSON, and files that are written whole or not at all."""
+"""Dataclasses to JSON and back, and files that are written whole or not at all."""
 
 import dataclasses
 import json
+import math
 import os
 import secrets
+import types
+import typing
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lipforge.errors import InputError
 
+T = TypeVar("T")
 
-def to_plain(value: Any) -> Any:
+
+def to_builtins(value: Any) -> Any:
     """Dataclasses, tuples and paths as the dicts, lists and strings that JSON knows.
 
-    >>> to_plain({"a": (1, 2)})
+    >>> to_builtins({"a": (1, 2)})
     {'a': [1, 2]}
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: to_plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return {field.name: to_builtins(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, dict):
-        return {str(key): to_plain(item) for key, item in value.items()}
+        return {str(key): to_builtins(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(item) for item in value]
+        return [to_builtins(item) for item in value]
     if isinstance(value, Path):
         return str(value)
     return value
 
 
+def from_builtins(kind: type[T], values: Any, where: str) -> T:
+    """The dataclass `kind` from what `to_builtins` made of it, every field checked against its annotation.
+
+    Fields that are missing take their default, unknown ones are ignored. An error begins with `where` and names the
+    field, what its annotation asks for and what was found.
+    """
+    if not isinstance(values, dict):
+        raise InputError(f"{where} must be an object, got {_shown(values)}")
+    hints = typing.get_type_hints(kind)
+    found = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses
+        if field.name in values:
+            found[field.name] = _read(hints[field.name], values[field.name], f"{where}: '{field.name}'")
+        elif field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING:
+            raise InputError(f"{where}: '{field.name}' is missing")
+    return kind(**found)
+
+
+def _read(hint: Any, value: Any, where: str) -> Any:
+    """`value` as its annotation has it: tuples for lists, dataclasses for objects, everything else as it is."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        return _read_any(arguments, value, where)
+    if dataclasses.is_dataclass(hint):
+        return from_builtins(typing.cast(type[Any], hint), value, where)
+    if origin is tuple and isinstance(value, list):
+        kinds = [arguments[0]] * len(value) if arguments[-1] is Ellipsis else arguments
+        if len(kinds) == len(value):
+            pairs = enumerate(zip(kinds, value, strict=True))
+            return tuple(_read(kind, item, f"{where} {place}") for place, (kind, item) in pairs)
+    elif origin in (dict, Mapping) and isinstance(value, dict):
+        return {key: _read(arguments[1], item, f"{where} '{key}'") for key, item in value.items()}
+    elif origin is Literal and value in arguments:
+        return value
+    elif hint in (float, int) and not isinstance(value, bool) and isinstance(value, int | float):
+        if math.isfinite(value) and (hint is float or value == int(value)):
+            return hint(value)
+    elif hint is Any or (hint in (str, bool, types.NoneType) and isinstance(value, hint)):
+        return value
+    raise InputError(f"{where} must be {_named(hint)}, got {_shown(value)}")
+
+
+def _read_any(hints: tuple[Any, ...], value: Any, where: str) -> Any:
+    """`value` as the first annotation that takes it; the error is that of the first one."""
+    errors = []
+    for hint in sorted(hints, key=lambda hint: hint is types.NoneType):
+        try:
+            return _read(hint, value, where)
+        except InputError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _named(hint: Any) -> str:
+    names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", types.NoneType: "null"}
+    if get_origin(hint) is tuple:
+        kinds = get_args(hint)
+        return f"a list of {_named(kinds[0])}" if kinds[-1] is Ellipsis else f"a list of {len(kinds)} values"
+    if get_origin(hint) is Literal:
+        return " or ".join(map(repr, get_args(hint)))
+    return names.get(hint, "an object")
+
+
+def _shown(value: Any) -> str:
+    return repr(str(value)[:60])
+
+
 def to_json(value: Any) -> str:
     """Indented JSON text; a NaN or an infinity is an error, because JSON has no word for it."""
-    return json.dumps(to_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    return json.dumps(to_builtins(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -80,3 +154,11 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def lipforge_version() -> str:
+    """The installed version of lipforge, or "unknown" in a source tree that was never installed."""
+    try:
+        return version("lipforge")
+    except PackageNotFoundError:
+        return "unknown"

@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal, get_args
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, get_args
 
 from lipforge.errors import InputError
 
-Classifier = Callable[[Tensor], Tensor]
+if TYPE_CHECKING:  # torch takes seconds to import, and the command line reads a Threat before it needs torch
+    from torch import Tensor
+
+Classifier = Callable[["Tensor"], "Tensor"]
 """Images (N, C, H, W) in [0, 1] to logits (N, K)."""
 
 Norm = Literal["linf", "l2", "l1"]
@@ -65,16 +66,3 @@ def parse_number(text: float | str, *, name: str) -> float:
     if not math.isfinite(value):
         raise InputError(f"{name} must be a finite number, got {text!r}")
     return value
-
-
-def ratio_text(ratio: float) -> str:
-    """A ratio as people write it.
-
-    >>> ratio_text(2**-7), ratio_text(0.1), ratio_text(0.0)
-    ('2^-7', '0.1', '0')
-    """
-    for exponent in range(1, 21):
-        if ratio == 2.0**-exponent:
-            return f"2^-{exponent}"
-    short = f"{ratio:g}"
-    return short if float(short) == ratio else repr(ratio)

@@ -1,7 +1,23 @@
-"""Run directories: work cut into shards, each written whole, so that a kill costs one shard and nothing else."""
+"""Run directories and the driver: work cut into shards, each written whole, so that a kill costs one shard at most."""
 
-from lipforge.runs.rundir import RunDir, open_task, record
-from lipforge.runs.tasks import Compute, Task
+from lipforge.runs.experiment import SHARD_SIZE, Experiment, Shard, Watch
+from lipforge.runs.identity import environment, slug
+from lipforge.runs.rundir import RunDir, open_task
+from lipforge.runs.tasks import Compute, Task, digest_of
 from lipforge.runs.workers import Status, work
 
-__all__ = ["Compute", "RunDir", "Status", "Task", "open_task", "record", "work"]
+__all__ = [
+    "SHARD_SIZE",
+    "Compute",
+    "Experiment",
+    "RunDir",
+    "Shard",
+    "Status",
+    "Task",
+    "Watch",
+    "digest_of",
+    "environment",
+    "open_task",
+    "slug",
+    "work",
+]

@@ -1,8 +1,13 @@
-"""What tells two pieces of work apart: the model and the data, as small values that go into a task's config."""
+"""What tells two pieces of work apart: the model and the data, as small values that go into a task's config.
+
+Versions and devices are recorded beside the results, and are not part of what identifies them.
+"""
 
 import hashlib
+import platform
 import re
 from collections.abc import Iterator, Mapping
+from importlib.metadata import version
 from typing import Any
 
 import torch
@@ -10,6 +15,7 @@ from torch import Tensor, nn
 
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
+from lipforge.records import lipforge_version
 from lipforge.types import Classifier
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -66,6 +72,20 @@ def data_identity(data: ImageData) -> dict[str, Any]:
     digest.update(tensor_bytes(labels.to(torch.int64)))
     content = getattr(data, "content", None)
     return {**about, "sample": digest.hexdigest(), **({} if content is None else {"content": content})}
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, threads and accelerators, ready for JSON."""
+    return {
+        "lipforge": lipforge_version(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": version("numpy"),
+        "system": platform.system(),
+        "machine": platform.machine(),
+        "threads": torch.get_num_threads(),
+        "accelerators": [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())],
+    }
 
 
 def slug(text: str) -> str:

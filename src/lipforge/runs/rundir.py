@@ -1,25 +1,28 @@
 """A directory that holds one run: what identifies it, its shards, its results."""
 
-import dataclasses
 import os
 import re
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from lipforge.errors import InputError, RunError
 from lipforge.ranks import is_first
-from lipforge.records import read_json, to_plain, write_json
-from lipforge.runs.environment import environment
-from lipforge.runs.locks import locked
+from lipforge.records import read_json, to_builtins, write_json
+from lipforge.results import FORMAT, OLDER, from_record, record
+from lipforge.runs.identity import environment
 from lipforge.runs.tasks import Complete, Task, check_shape, digest_of
 
-FORMAT = 1
 DIGEST = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
+PATIENCE = 10.0
+"""Seconds to wait for a lock that is held for moments."""
 
 
 @dataclass(frozen=True)
@@ -63,11 +66,14 @@ class RunDir:
         """
         check_shape(count, size)
         folder = self.path / "shards" / _checked(name)
-        identity = to_plain({"config": dict(config), "count": count, "size": size})
+        identity = to_builtins({"format": FORMAT, "config": dict(config), "count": count, "size": size})
         path = folder / "config.json"
         _write_once(path, identity)
         # Read it even if it was written just now: another process may have been quicker.
-        differences = _differences(_read(path), identity)
+        there = _read(path)
+        if isinstance(there, dict) and there.get("format") != FORMAT:
+            raise RunError(f"{folder} {OLDER.format(found=there.get('format', 1), format=FORMAT)}")
+        differences = _differences(there, identity)
         if differences:
             raise RunError(
                 f"{folder} holds other work under the same name: {'; '.join(differences)}. "
@@ -85,11 +91,10 @@ class RunDir:
         write_json(path, record(result))
         return path
 
-    def read_result(self, name: str) -> dict[str, Any]:
-        """The content of results/<name>.json."""
-        content = _read(self._result(name))
-        assert isinstance(content, dict)
-        return content
+    def read_result(self, name: str) -> Any:
+        """The result in results/<name>.json."""
+        path = self._result(name)
+        return from_record(_read(path), str(path))
 
     def results(self) -> list[str]:
         """The names of all results, sorted."""
@@ -104,10 +109,13 @@ class RunDir:
             now["command"] = command
         if now in _environments(path):
             return
-        with locked(self.path / ".environment.lock"):
-            before = _environments(path)
-            if now not in before:
-                write_json(path, {"environments": [*before, now]})
+        lock = FileLock(self.path / ".environment.lock", timeout=PATIENCE)
+        with suppress(Timeout, NotImplementedError):  # without a lock the worst is a session that is not recorded
+            lock.acquire()
+        before = _environments(path)
+        if now not in before:
+            write_json(path, {"environments": [*before, now]})
+        lock.release()
 
 
 def open_task(
@@ -123,24 +131,7 @@ def open_task(
     if run is not None:
         return run.task(name, config, count, size, complete=complete)
     check_shape(count, size)
-    return Task(name, count, size, digest_of(to_plain({"config": dict(config), "count": count, "size": size})))
-
-
-def record(result: Any) -> dict[str, Any]:
-    """A result dataclass as a JSON object that says what it is: its kind, the format, and its fields.
-
-    >>> @dataclass
-    ... class RobustResult:
-    ...     count: int
-    >>> record(RobustResult(7))
-    {'kind': 'robust', 'format': 1, 'count': 7}
-    """
-    if not dataclasses.is_dataclass(result) or isinstance(result, type):
-        raise InputError(f"result must be a dataclass, got {type(result).__name__}")
-    words = re.findall(r"[A-Z][a-z0-9]*", type(result).__name__)
-    if len(words) > 1 and words[-1] in ("Result", "Report"):
-        words = words[:-1]
-    return {"kind": "_".join(words).lower(), "format": FORMAT, **to_plain(result)}
+    return Task(name, count, size, digest_of({"config": dict(config), "count": count, "size": size}), None, complete)
 
 
 def _checked(name: str) -> str:

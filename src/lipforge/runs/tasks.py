@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from lipforge.errors import InputError
-from lipforge.records import to_plain, write_json
-from lipforge.runs.locks import take_lock
+from lipforge.records import to_builtins, write_json
 
 Compute = Callable[[range], Mapping[str, Any]]
 """The result of one shard, from the positions of its images alone; ready for JSON."""
@@ -84,17 +85,23 @@ class Task:
         Where a file system has no locks every claim succeeds: shards may be computed twice, with the same result.
         """
         path = self.path(index, ".lock")
-        with open(path, "ab") as file:
-            lock = take_lock(file.fileno())
-            try:
-                if lock != "busy":
-                    self._tidy(index, alone=lock == "held")
-                yield lock != "busy"
-            finally:
-                if lock != "busy" and self.path(index).exists():
-                    # Whoever still waits for this lock finds the shard finished, so the file can go.
-                    with suppress(PermissionError):  # Windows keeps a file that someone has open
-                        path.unlink(missing_ok=True)
+        lock = FileLock(path, timeout=0)
+        try:
+            lock.acquire()
+        except Timeout:
+            yield False
+            return
+        except (NotImplementedError, OSError):  # no locks on this file system
+            pass
+        try:
+            self._tidy(index, alone=lock.is_locked)
+            yield True
+        finally:
+            lock.release()
+            if self.path(index).exists():
+                # Whoever still waits for this lock finds the shard finished, so the file can go.
+                with suppress(PermissionError):  # Windows keeps a file that someone has open
+                    path.unlink(missing_ok=True)
 
     def _load(self, index: int) -> dict[str, Any] | None:
         images, path = self.images(index), self.path(index)
@@ -141,7 +148,7 @@ def check_shape(count: int, size: int) -> None:
 
 def digest_of(value: Any) -> str:
     """SHA-256 of a value's JSON, keys sorted: the same for equal values in any order."""
-    text = json.dumps(to_plain(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
+    text = json.dumps(to_builtins(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

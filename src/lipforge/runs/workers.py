@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lipforge.errors import RunError
 from lipforge.progress import progress
 from lipforge.ranks import Store, by_torchrun, joined, open_store
-from lipforge.records import to_plain
+from lipforge.records import to_builtins
 from lipforge.runs.tasks import Compute, Task
 
 PATIENCE = (0.02, 1.0)
@@ -32,7 +32,7 @@ class Status(Protocol):
 
 
 def work(
-    task: Task, compute: Compute, label: str, *, status: Status | None = None, show: bool | None = None
+    task: Task, compute: Compute, label: str, *, status: Status | None = None, show_progress: bool | None = None
 ) -> list[dict[str, Any]]:
     """The results of all shards in order, on every rank; only what no one has computed yet is computed.
 
@@ -51,7 +51,7 @@ def work(
                     status.see(shard)
             return sum(len(task.images(index)) for index in list(done)[before:])
 
-        with progress(label, task.count, done=look(), show=show, status=status or "") as step:
+        with progress(label, task.count, done=look(), show=show_progress, status=status or "") as step:
             for index in _drawn(task.shards, store):
                 if index not in done and _compute(shelf, task, index, compute):
                     step(look())
@@ -68,7 +68,7 @@ def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Comput
     """Compute a shard unless someone else has done so or is at it; false if someone else is at it."""
     with shelf.claim(index) as mine:
         if mine and not shelf.has(index):
-            shelf.put(index, to_plain(dict(compute(task.images(index)))))
+            shelf.put(index, to_builtins(dict(compute(task.images(index)))))
         return mine
 
 

@@ -1,0 +1,60 @@
+"""What the demo found, and the pictures of a report."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lipforge.results.audit import Verdict
+from lipforge.statistics import Comparison
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """The summary of a demo; the rest is in the results beside it."""
+
+    kind: ClassVar[str] = "demo"
+    model: str
+    data: str
+    threat: str
+    attack: str
+    sites: int
+    calibrated_on: int
+    ratio: float
+    reason: str
+    count: int
+    clean_base: float
+    clean_forged: float
+    base: float
+    forged: float
+    difference: Comparison
+    verdict: Verdict
+    sentence: str
+    failed_checks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GalleryItem:
+    """One image: its true class, what the model predicted before and after, and three PNGs in base64."""
+
+    index: int
+    label: str
+    before: str
+    after: str
+    clean: str
+    perturbation: str
+    adversarial: str
+
+    @property
+    def broken(self) -> bool:
+        """Whether the perturbation took the model away from the true class."""
+        return self.before == self.label != self.after
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Some images of an evaluation; the perturbation is drawn `magnification` times its size around grey."""
+
+    kind: ClassVar[str] = "gallery"
+    title: str
+    magnification: float
+    largest: float
+    items: tuple[GalleryItem, ...]

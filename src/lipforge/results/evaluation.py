@@ -1,0 +1,250 @@
+"""What attacks and evaluations found."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lipforge.statistics import Method
+from lipforge.text import share_text
+
+ROBUST, MISCLASSIFIED = "robust", "misclassified"
+"""The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
+
+SQUARE_SHARE = 0.002
+"""The share of images that Square may break after the gradient attacks before that is worth a note, as in AutoAttack."""
+
+
+@dataclass(frozen=True)
+class Note:
+    """A reason not to trust a number: its kind, the images it is about out of how many, and what to say of them.
+
+    >>> str(Note("zero_gradient", "had a gradient of exactly 0", count=3, total=100))
+    '3 of 100 images had a gradient of exactly 0'
+    """
+
+    kind: str
+    text: str
+    count: int | None = None
+    total: int | None = None
+
+    def __str__(self) -> str:
+        return self.text if self.count is None else f"{self.count} of {self.total} images {self.text}"
+
+
+def merge_notes(notes: Iterable[Note], total: int) -> tuple[Note, ...]:
+    """Each note once, with its images added up and out of `total`; a few that Square broke are not worth a note.
+
+    >>> merge_notes([Note("a", "x", 1, 10), Note("a", "x", 2, 10), Note("square", "y", 1, 10)], total=500)
+    (Note(kind='a', text='x', count=3, total=500),)
+    """
+    counts: dict[tuple[str, str], int | None] = {}
+    for note in notes:
+        key, before = (note.kind, note.text), counts.get((note.kind, note.text))
+        counts[key] = None if note.count is None else note.count + (before or 0)
+    return tuple(
+        Note(kind, text, count, None if count is None else total)
+        for (kind, text), count in counts.items()
+        if kind != "square" or (count or 0) > SQUARE_SHARE * total
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one attack of a cascade left: images that are still robust, and the passes and seconds it took in all."""
+
+    attack: str
+    robust: int
+    forwards: int
+    backwards: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class CleanResult:
+    """How many of `count` images were classified correctly, and the 95 % interval of the accuracy."""
+
+    kind: ClassVar[str] = "clean"
+    count: int
+    correct: int
+    accuracy: float
+    interval: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = (100 * bound for bound in self.interval)
+        return f"{100 * self.accuracy:.2f} [{low:.2f}, {high:.2f}], n = {self.count}"
+
+
+@dataclass(frozen=True)
+class RobustResult:
+    """How a classifier fared against one attack.
+
+    `outcome` has for each image "robust", "misclassified" (before any attack) or the attack that broke it. Accuracies
+    are shares of all `count` images, with 95 % intervals. `stages` have what each attack of a cascade left and cost.
+    `seconds` are summed over shards: device-seconds. `early_stopped` counts robust images that `fast` stopped attacking
+    before its last round. `notes` are reasons not to trust the result. `data_digest` identifies the images.
+    """
+
+    kind: ClassVar[str] = "robust"
+    label: str
+    model: str
+    data: str
+    attack: str
+    threat: str
+    norm: str
+    eps: float
+    seed: int
+    count: int
+    clean_accuracy: float
+    clean_interval: tuple[float, float]
+    robust_accuracy: float
+    interval: tuple[float, float]
+    outcome: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    forwards: int
+    backwards: int
+    seconds: float
+    early_stopped: int
+    notes: tuple[Note, ...]
+    interval_method: Method = "clopper-pearson"
+    data_digest: str = ""
+
+    @property
+    def robust(self) -> list[bool]:
+        """Whether each image is robust."""
+        return [word == ROBUST for word in self.outcome]
+
+    def __str__(self) -> str:
+        clean = share_text(self.clean_accuracy, self.clean_interval)
+        robust = share_text(self.robust_accuracy, self.interval)
+        return f"{self.label}: clean {clean}, {self.attack} {self.threat} {robust}, n = {self.count}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class SweepRow:
+    """One classifier against one attack at one eps.
+
+    `outcome` has for each image "robust", "misclassified" or the attack that broke it; `carried` of the broken ones
+    were broken at a smaller eps already and not attacked again.
+    """
+
+    label: str
+    attack: str
+    threat: str
+    eps: float
+    count: int
+    clean_accuracy: float
+    clean_interval: tuple[float, float]
+    robust_accuracy: float
+    interval: tuple[float, float]
+    carried: int
+    forwards: int
+    backwards: int
+    seconds: float
+    outcome: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def robust(self) -> list[bool]:
+        """Whether each image is robust."""
+        return [word == ROBUST for word in self.outcome]
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """All rows: classifier by classifier, attack by attack, eps rising; `notes` are reasons not to trust them.
+
+    With `carry`, an image broken at one eps counts as broken at every larger one, because the point that broke it lies
+    in the larger ball too: accuracies then fall with eps by construction. Without it every eps is attacked afresh, as
+    in the paper, and an accuracy that rises with eps is a sign of masked gradients.
+    """
+
+    kind: ClassVar[str] = "sweep"
+    rows: tuple[SweepRow, ...]
+    carry: bool
+    norm: str
+    data: str
+    seed: int
+    count: int
+    forwards: int
+    backwards: int
+    seconds: float
+    notes: tuple[Note, ...]
+
+
+@dataclass(frozen=True)
+class TransferResult:
+    """How a target fared against images crafted on a source, with 95 % intervals.
+
+    `source_robust_accuracy` is the source's own accuracy under the attack and the refinement, `robust_accuracy` the
+    target's on the images crafted for the source. Of the `shared` images that both classify correctly and that are
+    broken on the source, `transferred` are broken on the target too. `outcome` has for each image "robust",
+    "misclassified" or "transfer", on the target.
+    """
+
+    kind: ClassVar[str] = "transfer"
+    source: str
+    target: str
+    attack: str
+    threat: str
+    norm: str
+    eps: float
+    refine: int
+    data: str
+    seed: int
+    count: int
+    source_clean_accuracy: float
+    source_robust_accuracy: float
+    source_interval: tuple[float, float]
+    clean_accuracy: float
+    clean_interval: tuple[float, float]
+    robust_accuracy: float
+    interval: tuple[float, float]
+    shared: int
+    transferred: int
+    forwards: int
+    backwards: int
+    seconds: float
+    outcome: tuple[str, ...]
+    source_outcome: tuple[str, ...]
+    notes: tuple[Note, ...] = ()
+    name: str = ""
+    """The name of this result, and of its shards, in a run directory."""
+
+    @property
+    def robust(self) -> list[bool]:
+        """Whether each image is robust on the target."""
+        return [word == ROBUST for word in self.outcome]
+
+    def __str__(self) -> str:
+        return (
+            f"{self.source} -> {self.target}: {share_text(self.robust_accuracy, self.interval)} under {self.attack} "
+            f"{self.threat} crafted on {self.source}; {self.transferred} of {self.shared} images that are broken on "
+            f"{self.source} are broken on {self.target}, n = {self.count}"
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The predicted cost of an evaluation, and what the prediction rests on.
+
+    `forwards` and `backwards` are passes per image, means over the probe; every backward pass has a forward pass of
+    its own among `forwards`. `forward_rate` and `gradient_rate` are images per second without and with gradients.
+    `interval` is the 95 % interval of `device_seconds` from the spread between the probe's images alone.
+    """
+
+    kind: ClassVar[str] = "estimate"
+    label: str
+    model: str
+    attack: str
+    threat: str
+    count: int
+    probe: int
+    forwards: float
+    backwards: float
+    forward_rate: float
+    gradient_rate: float
+    device_seconds: float
+    interval: tuple[float, float]
+    devices: int
+    wall_seconds: float
+    assumptions: tuple[str, ...]

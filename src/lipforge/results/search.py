@@ -1,0 +1,109 @@
+"""What a search for the ratio found."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from lipforge.results.evaluation import ROBUST, Note
+from lipforge.statistics import Comparison, clopper_pearson
+
+Setting = float | Mapping[str, float]
+"""One ratio for all sites, or one for each group of sites."""
+
+Status = Literal["base", "attacked", "stopped", "not attacked"]
+
+
+@dataclass(frozen=True)
+class RatioScore:
+    """How one ratio did; what was not measured is None.
+
+    `status` is "base" (ratio 0), "attacked", "stopped" (significantly worse after `count` images) or "not attacked"
+    (neither the best clean ratio nor a neighbour of it). Of the `count` images, `transferred` were broken by a point
+    found for another ratio, `refined` by refining such a point, `attacked` were attacked in full, and `skipped` were
+    counted as robust without that (see `lipforge.search.screen`). `rechecked` images that would have been skipped were
+    attacked all the same; `rechecked_broken` of them were broken. `against_base` is the comparison with ratio 0.
+    """
+
+    ratio: Setting
+    label: str
+    status: Status
+    clean_accuracy: float
+    clean_interval: tuple[float, float]
+    clean_count: int
+    count: int = 0
+    robust_accuracy: float | None = None
+    interval: tuple[float, float] | None = None
+    against_base: Comparison | None = None
+    transferred: int = 0
+    refined: int = 0
+    attacked: int = 0
+    skipped: int = 0
+    rechecked: int = 0
+    rechecked_broken: int = 0
+    forwards: int = 0
+    backwards: int = 0
+    seconds: float = 0.0
+    outcome: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def robust(self) -> list[bool]:
+        """Whether each of the first `count` images is robust."""
+        return [word == ROBUST for word in self.outcome]
+
+    @property
+    def robust_count(self) -> int:
+        """How many images are robust."""
+        return self.outcome.count(ROBUST)
+
+    @property
+    def unsure(self) -> int:
+        """How many skipped images may be broken after all: the 95 % upper limit from those that were rechecked."""
+        if not self.skipped:
+            return 0
+        if not self.rechecked:
+            return self.skipped
+        return math.ceil(clopper_pearson(self.rechecked_broken, self.rechecked)[1] * self.skipped)
+
+    @property
+    def rank(self) -> tuple[int, float, float]:
+        """What the choice goes by: robust images, then clean accuracy, then the smaller ratio."""
+        ratios = self.ratio.values() if isinstance(self.ratio, Mapping) else (self.ratio,)
+        return self.robust_count, self.clean_accuracy, -sum(ratios)
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The ratio to use, why, and all that was measured on the way, base first.
+
+    `chosen` is 0 where no ratio keeps more images robust than the base; `best` is then still the best of the others.
+    `skip_above` and `recheck` are the settings of `choose_ratio`. `notes` are reasons not to trust the scores.
+    """
+
+    kind: ClassVar[str] = "search"
+    chosen: Setting
+    reason: str
+    scores: tuple[RatioScore, ...]
+    metric: str
+    attack: str
+    threat: str
+    norm: str
+    eps: float
+    data: str
+    seed: int
+    count: int
+    skip_above: float | None
+    recheck: float
+    forwards: int
+    backwards: int
+    seconds: float
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def best(self) -> RatioScore:
+        """The best setting, the base aside, of those that were attacked to the end."""
+        return max((score for score in self.scores if score.status == "attacked"), key=lambda score: score.rank)
+
+    def __str__(self) -> str:
+        return self.reason
