@@ -26,7 +26,7 @@ def labelled(model: nn.Module, count: int = 22, size: int = 4) -> tuple[Tensor, 
 
 
 def robust_images(model: nn.Module, x: Tensor, y: Tensor) -> list[bool]:
-    """Which images no perturbation of THREAT can break: the margin beats eps times the l1 norm of the weights' difference."""
+    """Which images no perturbation of THREAT can break: the margin beats eps times an l1 norm."""
     weight = model[1].weight  # type: ignore[index]
     gaps = (weight[y][:, None] - weight[None]).abs().sum(dim=2) * THREAT.eps
     logits = model(x)

@@ -11,7 +11,7 @@ ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
 
 SQUARE_SHARE = 0.002
-"""The share of images that Square may break after the gradient attacks before that is worth a note, as in AutoAttack."""
+"""The share of images that Square may break after gradient attacks before that is worth a note, as in AutoAttack."""
 
 
 @dataclass(frozen=True)
