@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, SiteError
-from lipforge.forge.calibrate import calibrate_
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import calibrate_, forge_
 from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
 from lipforge.forge.layer import Forge
 from lipforge.forge.masks import MeanCentred, Piecewise, Smooth, Step
