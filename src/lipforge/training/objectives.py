@@ -1,7 +1,8 @@
 """What each method minimises, and the images it makes for that.
 
-Adversarial images are made with the model in eval mode, as TRADES does for all of its images: batch norms keep their
-running statistics, the attack sees the function that will be tested, and no image changes another's gradient.
+Random crops and flips depend on (seed, image, epoch) only, so that a resumed run sees the same images. Adversarial
+images are made with the model in eval mode, as TRADES does for all of its images: batch norms keep their running
+statistics, the attack sees the function that will be tested, and no image changes another's gradient.
 """
 
 from collections.abc import Iterator
@@ -18,12 +19,23 @@ from lipforge.training.config import TrainConfig
 from lipforge.types import Threat
 
 
+def augment(images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int, crop: int, flip: bool) -> Tensor:
+    """Each image shifted by up to `crop` pixels in each direction, with zeros moving in, and mirrored half the time."""
+    if crop:
+        offset = rng.integers(seed, sample_ids, stream="crop", shape=(2,), below=2 * crop + 1, counter=epoch)
+        images = _shift(images, offset.to(images.device), crop)
+    if flip:
+        mirrored = rng.signs(seed, sample_ids, stream="flip", shape=(), counter=epoch).to(images.device) > 0
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    return images
+
+
 @dataclass(frozen=True)
 class Crafting:
     """The attack inside training at one moment; `threat` is None while eps is still 0."""
 
     threat: Threat | None
-    step: float
+    step_size: float
     epoch: int
 
 
@@ -46,7 +58,7 @@ def craft(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, *, config: TrainC
             logits = model(x_adv)
             loss = F.cross_entropy(logits, y, reduction="sum") if reference is None else divergence(reference, logits)
             (gradient,) = torch.autograd.grad(loss, x_adv)
-            move = steepest_step(gradient, now.threat, now.step * now.threat.eps)
+            move = steepest_step(gradient, now.threat, now.step_size * now.threat.eps)
             x_adv = project(x_adv.detach() + move, x, now.threat)
     return x_adv
 
@@ -79,3 +91,23 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def placed(images: Tensor, device: torch.device) -> Tensor:
+    """The images on the device, in the layout that convolutions are fastest in."""
+    return images.to(device).contiguous(memory_format=torch.channels_last)
+
+
+def _shift(images: Tensor, offset: Tensor, crop: int) -> Tensor:
+    """The window of the original size at `offset` (N, 2) in each image with a border of `crop` zeros."""
+    count, channels, height, width = images.shape
+    padded = F.pad(images, (crop, crop, crop, crop))
+    rows = offset[:, :1] + torch.arange(height, device=images.device)
+    columns = offset[:, 1:] + torch.arange(width, device=images.device)
+    index = torch.arange(count, device=images.device)
+    return padded[
+        index[:, None, None, None],
+        torch.arange(channels, device=images.device)[None, :, None, None],
+        rows[:, None, :, None],
+        columns[:, None, None, :],
+    ]
