@@ -6,7 +6,7 @@ import pytest
 
 from lipforge.errors import InputError, RunError
 from lipforge.training import TrainConfig
-from lipforge.training.config import check_same, differences, eps_share, learning_rate
+from lipforge.training.config import check_same, eps_share, learning_rate
 from lipforge.types import Threat
 
 
@@ -42,9 +42,11 @@ def test_each_method_has_an_attack_of_its_own(method, steps, step_size):
 
 
 def test_differences_name_the_setting_and_both_values():
-    assert differences({"lr": 0.1, "seed": 0, "old": 1}, {"lr": 0.2, "seed": 0}) == [
-        "lr: 0.1 recorded, 0.2 wanted",
-        "old: 1 recorded, None wanted",
+    with pytest.raises(RunError) as caught:
+        check_same({"lr": 0.1, "seed": 0, "old": 1}, {"lr": 0.2, "seed": 0}, "runs/a")
+    assert str(caught.value).splitlines()[1:] == [
+        "  lr: 0.1 recorded, 0.2 wanted",
+        "  old: 1 recorded, None wanted",
     ]
 
 

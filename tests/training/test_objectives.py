@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 from lipforge import rng
 from lipforge.training import TrainConfig
-from lipforge.training.objectives import Crafting, augment, craft, divergence, eval_mode, objective
+from lipforge.training.objectives import augment, craft, divergence, eval_mode, objective
 from lipforge.types import Threat
 from tests.training.toys import toy_images, toy_net
 
@@ -31,7 +31,7 @@ def _clip(x_adv, x):
 def test_pgd_at_trains_on_projected_sign_steps_from_a_random_start():
     model, x, y = _task()
     config = TrainConfig(method="pgd-at", steps=3, step_size=0.5, seed=4)
-    x_adv = craft(model, x, y, IDS, config=config, now=Crafting(THREAT, 0.5, epoch=2))
+    x_adv = craft(model, x, y, IDS, config=config, threat=THREAT, step_size=0.5, epoch=2)
     model.eval()
     noise = rng.uniform(4, IDS, stream="train-start", shape=(3, 8, 8), low=-1, high=1, counter=2, dtype=x.dtype)
     expected = _clip(x + EPS * noise, x)
@@ -48,9 +48,9 @@ def test_pgd_at_trains_on_projected_sign_steps_from_a_random_start():
 
 def test_fgsm_rs_is_pgd_at_with_one_large_step():
     model, x, y = _task()
-    now = Crafting(THREAT, 1.25, epoch=0)
-    fast = craft(model, x, y, IDS, config=TrainConfig(method="fgsm-rs"), now=now)
-    slow = craft(model, x, y, IDS, config=TrainConfig(method="pgd-at", steps=1, step_size=1.25), now=now)
+    now = {"threat": THREAT, "step_size": 1.25, "epoch": 0}
+    fast = craft(model, x, y, IDS, config=TrainConfig(method="fgsm-rs"), **now)
+    slow = craft(model, x, y, IDS, config=TrainConfig(method="pgd-at", steps=1, step_size=1.25), **now)
     assert torch.equal(fast, slow)
     assert (fast - x).abs().max() <= EPS + 1e-12
 
@@ -58,7 +58,7 @@ def test_fgsm_rs_is_pgd_at_with_one_large_step():
 def test_trades_attacks_the_divergence_from_its_own_clean_answer():
     model, x, y = _task()
     config = TrainConfig(method="trades", steps=2, step_size=0.5, seed=4)
-    x_adv = craft(model, x, y, IDS, config=config, now=Crafting(THREAT, 0.5, epoch=1))
+    x_adv = craft(model, x, y, IDS, config=config, threat=THREAT, step_size=0.5, epoch=1)
     model.eval()
     noise = rng.normal(4, IDS, stream="trades-start", shape=(3, 8, 8), counter=1).double()
     expected, clean = _clip(x + 0.001 * noise, x), model(x).detach().softmax(dim=1)
@@ -95,7 +95,7 @@ def test_crafting_leaves_the_model_as_it_was(method):
     model, x, y = _task()
     model[1].eval()
     before = [tensor.clone() for tensor in model.state_dict().values()]
-    craft(model, x, y, IDS, config=TrainConfig(method=method, steps=2), now=Crafting(THREAT, 0.5, epoch=0))
+    craft(model, x, y, IDS, config=TrainConfig(method=method, steps=2), threat=THREAT, step_size=0.5, epoch=0)
     assert all(torch.equal(old, new) for old, new in zip(before, model.state_dict().values(), strict=True))
     assert all(weight.grad is None for weight in model.parameters())
     assert [part.training for part in model] == [True, False, True, True, True, True, True]
@@ -103,8 +103,8 @@ def test_crafting_leaves_the_model_as_it_was(method):
 
 def test_images_stay_clean_in_standard_training_and_while_eps_is_zero():
     model, x, y = _task()
-    assert craft(model, x, y, IDS, config=TrainConfig(method="standard"), now=Crafting(THREAT, 1.0, 0)) is x
-    assert craft(model, x, y, IDS, config=TrainConfig(method="trades"), now=Crafting(None, 1.0, 0)) is x
+    assert craft(model, x, y, IDS, config=TrainConfig(method="standard"), threat=THREAT, step_size=1.0, epoch=0) is x
+    assert craft(model, x, y, IDS, config=TrainConfig(method="trades"), threat=None, step_size=1.0, epoch=0) is x
 
 
 def test_each_part_gets_its_own_mode_back_even_after_an_error():

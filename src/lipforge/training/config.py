@@ -109,26 +109,20 @@ def eps_share(config: TrainConfig, epoch: float) -> float:
     return min(1.0, since / config.eps_warmup) if config.eps_warmup else 1.0
 
 
-def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """One line per setting that differs, with both values; a key that one side lacks counts as None."""
-    keys = [*wanted, *(key for key in recorded if key not in wanted)]
-    return [
-        f"{key}: {recorded.get(key)!r} recorded, {wanted.get(key)!r} wanted"
-        for key in keys
-        if recorded.get(key) != wanted.get(key)
-    ]
-
-
 def check_same(recorded: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
-    """Raise with all differences unless the recorded settings are the wanted ones."""
+    """Raise with all differences unless the recorded settings are the wanted ones; a missing key counts as None."""
     if "step" in recorded and "step_size" not in recorded:
         raise RunError(
             f"{where} was started by an older lipforge, which called step_size 'step', so this one cannot resume it; "
-            "take another directory, or finish the run with the version that started it"
+            "use another directory, or finish the run with the version that started it"
         )
-    found = differences(recorded, wanted)
+    found = [
+        f"{key}: {recorded.get(key)!r} recorded, {wanted.get(key)!r} wanted"
+        for key in dict.fromkeys([*wanted, *recorded])
+        if recorded.get(key) != wanted.get(key)
+    ]
     if found:
         raise RunError(
             f"{where} was trained with other settings, so it cannot be resumed with these; "
-            "take another directory or the old settings:\n  " + "\n  ".join(found)
+            "use another directory or the old settings:\n  " + "\n  ".join(found)
         )

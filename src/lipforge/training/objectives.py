@@ -7,7 +7,6 @@ statistics, the attack sees the function that will be tested, and no image chang
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -30,36 +29,38 @@ def augment(images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int, crop: 
     return images
 
 
-@dataclass(frozen=True)
-class Crafting:
-    """The attack inside training at one moment; `threat` is None while eps is still 0."""
+def craft(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    ids: Tensor,
+    *,
+    config: TrainConfig,
+    threat: Threat | None,
+    step_size: float,
+    epoch: int,
+) -> Tensor:
+    """The images the loss is taken on: `x` itself while there is no threat, or `x` after the method's attack.
 
-    threat: Threat | None
-    step_size: float
-    epoch: int
-
-
-def craft(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, *, config: TrainConfig, now: Crafting) -> Tensor:
-    """The images the loss is taken on: `x` itself, or `x` after the method's attack."""
-    if config.attack_steps == 0 or now.threat is None:
+    `threat` and `step_size` (a multiple of eps) are those of the moment: both change during training.
+    """
+    if config.attack_steps == 0 or threat is None:
         return x
     with eval_mode(model):
         if config.method == "trades":
-            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=now.epoch)
-            x_adv = project(x + 0.001 * noise.to(x), x, now.threat)
+            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=epoch)
+            x_adv = project(x + 0.001 * noise.to(x), x, threat)
             reference = model(x).detach()
         else:
-            x_adv = random_start(
-                x, now.threat, seed=config.seed, sample_ids=ids, stream="train-start", counter=now.epoch
-            )
+            x_adv = random_start(x, threat, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch)
             reference = None
         for _ in range(config.attack_steps):
             x_adv = x_adv.detach().requires_grad_()
             logits = model(x_adv)
             loss = F.cross_entropy(logits, y, reduction="sum") if reference is None else divergence(reference, logits)
             (gradient,) = torch.autograd.grad(loss, x_adv)
-            move = steepest_step(gradient, now.threat, now.step_size * now.threat.eps)
-            x_adv = project(x_adv.detach() + move, x, now.threat)
+            move = steepest_step(gradient, threat, step_size * threat.eps)
+            x_adv = project(x_adv.detach() + move, x, threat)
     return x_adv
 
 
@@ -100,14 +101,5 @@ def placed(images: Tensor, device: torch.device) -> Tensor:
 
 def _shift(images: Tensor, offset: Tensor, crop: int) -> Tensor:
     """The window of the original size at `offset` (N, 2) in each image with a border of `crop` zeros."""
-    count, channels, height, width = images.shape
-    padded = F.pad(images, (crop, crop, crop, crop))
-    rows = offset[:, :1] + torch.arange(height, device=images.device)
-    columns = offset[:, 1:] + torch.arange(width, device=images.device)
-    index = torch.arange(count, device=images.device)
-    return padded[
-        index[:, None, None, None],
-        torch.arange(channels, device=images.device)[None, :, None, None],
-        rows[:, None, :, None],
-        columns[:, None, None, :],
-    ]
+    windows = F.pad(images, (crop, crop, crop, crop)).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+    return windows[torch.arange(len(images), device=images.device), :, offset[:, 0], offset[:, 1]]

@@ -40,7 +40,7 @@ MOST_ROLLBACKS = 3
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training came to; accuracies are on the held-out training images, `log` has one entry per epoch."""
+    """The outcome of training; accuracies are on the held-out training images, `log` has one entry per epoch."""
 
     weights: Path
     epochs: int

@@ -12,7 +12,7 @@ from lipforge.batching import device_of
 from lipforge.errors import TrainingError
 from lipforge.ranks import Rank, joined
 from lipforge.training.config import eps_share, learning_rate
-from lipforge.training.objectives import Crafting, augment, craft, objective, placed
+from lipforge.training.objectives import augment, craft, objective, placed
 from lipforge.training.session import Session, update_average_
 from lipforge.types import Threat
 
@@ -26,8 +26,8 @@ def optimize_(session: Session, ids: Tensor) -> tuple[float, float]:
         group["lr"] = learning_rate(config, (done + 1 / session.batches) / config.epochs)
     share = eps_share(config, done)
     threat = Threat(config.threat.norm, share * config.threat.eps) if share else None
-    now = Crafting(threat, position.attack_step_size, position.epoch)
-    x_adv = craft(model, x, y, ids.to(x.device), config=config, now=now)
+    epoch, step_size = position.epoch, position.attack_step_size
+    x_adv = craft(model, x, y, ids.to(x.device), config=config, threat=threat, step_size=step_size, epoch=epoch)
     loss, logits = _backward(session, x, x_adv, y)
     report = torch.stack([loss.detach(), (logits.argmax(dim=1) == y).float().mean()])
     _agree_and_check(session, report)
@@ -130,8 +130,7 @@ def average_(tensors: Sequence[Tensor]) -> None:
 
 def agree(values: Sequence[float], device: torch.device) -> list[float]:
     """The first process's numbers, in every process."""
-    if not joined():
-        return list(values)
-    shared = torch.tensor(values, dtype=torch.float64, device=device)
-    dist.broadcast(shared, src=0)
-    return [float(value) for value in shared]
+    shared = list(values)
+    if joined():
+        dist.broadcast_object_list(shared, src=0, device=device)
+    return shared
