@@ -1,5 +1,7 @@
 """Each method's images and loss against a computation of a few lines that shares no code with it; crops and flips."""
 
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,7 +50,7 @@ def test_pgd_at_trains_on_projected_sign_steps_from_a_random_start():
 
 def test_fgsm_rs_is_pgd_at_with_one_large_step():
     model, x, y = _task()
-    now = {"threat": THREAT, "step_size": 1.25, "epoch": 0}
+    now: dict[str, Any] = {"threat": THREAT, "step_size": 1.25, "epoch": 0}
     fast = craft(model, x, y, IDS, config=TrainConfig(method="fgsm-rs"), **now)
     slow = craft(model, x, y, IDS, config=TrainConfig(method="pgd-at", steps=1, step_size=1.25), **now)
     assert torch.equal(fast, slow)
