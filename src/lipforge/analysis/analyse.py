@@ -1,6 +1,6 @@
 """What forging does inside a model: suppression, singular values, bounds and measured gains, site by site."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -48,21 +48,16 @@ def analyse(
     network: dict[str, list[Tensor]] = {name: [] for name in GATHERED}
     done = 0
     with progress("analysing", image_count(data), show=show_progress) as step:
-        for batch in batches(data, batch_size):
-            images = batch.images.to(device_of(model))
-            moved = _adversarial(adversarial, images, batch.labels, done)
-            spectral = max(0, min(len(images), spectral_images - done))
+        for images, moved in _pairs(data, adversarial, batch_size, device_of(model)):
             for kind, view in views.items():
-                _add_batch(kind, view, sites, network, images, moved, spectral)
+                _add_batch(kind, view, sites, network, images, moved, max(0, spectral_images - done))
             done += len(images)
             step(len(images))
-    if isinstance(adversarial, Tensor) and len(adversarial) != done:
-        raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
     return Analysis(
         model=model_name,
         data=data_name,
         attack=attack,
-        mask=_masks(sites),
+        mask=", ".join(sorted({str(site.forge.mask) for site in sites.values()})),
         images=done,
         spectral_images=min(done, spectral_images),
         layers=tuple(site.report(name) for name, site in sites.items()),
@@ -81,7 +76,7 @@ def _add_batch(
     moved: Tensor,
     spectral: int,
 ) -> None:
-    both, clean = torch.cat([images, moved]), len(images)
+    both, clean, spectral = torch.cat([images, moved]), len(images), min(len(images), spectral)
     logits = observe(view, sites, both, lambda name, seen: sites[name].look(kind, seen, clean, spectral))
     if len(moved):
         network[f"gain_{kind}"].append(gains(both, logits, clean).cpu())
@@ -90,22 +85,30 @@ def _add_batch(
         network[f"jacobian_{kind}"].append(slopes.cpu())
 
 
-def _adversarial(adversarial: Tensor | Attacker | None, images: Tensor, labels: Tensor | None, first: int) -> Tensor:
-    """The adversarial versions of a batch, or no image at all."""
-    if adversarial is None:
-        return images[:0]
-    if isinstance(adversarial, Tensor):
-        made = adversarial[first : first + len(images)].to(images)
-    elif labels is None:
-        raise InputError("data must carry labels where adversarial is a function: pass an (images, labels) pair")
-    else:
-        made = adversarial(images, labels.to(images.device))
-    if made.shape != images.shape:
-        raise InputError(
-            f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
-        )
-    check_images(made, first=first)
-    return made
+def _pairs(
+    data: ImageSource, adversarial: Tensor | Attacker | None, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images with their adversarial versions, or with no image at all where there are none."""
+    done = 0
+    for batch in batches(data, batch_size):
+        images = batch.images.to(device)
+        if adversarial is None:
+            made = images[:0]
+        elif isinstance(adversarial, Tensor):
+            made = adversarial[done : done + len(images)].to(images)
+        elif batch.labels is None:
+            raise InputError("data must carry labels where adversarial is a function: pass an (images, labels) pair")
+        else:
+            made = adversarial(images, batch.labels.to(device))
+        if adversarial is not None and made.shape != images.shape:
+            raise InputError(
+                f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
+            )
+        check_images(made, first=done)
+        yield images, made
+        done += len(images)
+    if isinstance(adversarial, Tensor) and len(adversarial) != done:
+        raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
 
 
 def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
@@ -121,10 +124,6 @@ def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
     # A layer whose inputs are all masked makes the product 0, which has no logarithm: the factor is then 1e-300.
     logs = [sum(part[at].double().clamp(min=1e-300).log10() for part in parts) for at in range(3)]
     return ProductBound(len(parts), *(float(torch.as_tensor(log).max()) for log in logs))
-
-
-def _masks(sites: dict[str, SiteFigures]) -> str:
-    return ", ".join(sorted({str(site.forge.mask) for site in sites.values()}))
 
 
 def _notes(sites: dict[str, SiteFigures], effort: Effort) -> tuple[str, ...]:

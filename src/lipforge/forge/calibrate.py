@@ -105,26 +105,24 @@ def _run(
         for batch in batches(images, batch_size):
             inputs = batch.images.to(device, non_blocking=True)
             _forward(model, inputs, batch.first)
-            _raise_if_broken(model, trackers, suspect)
+            _check_finite(model, trackers, suspect)
             peaks = torch.stack([tracker.peak().to(device) for tracker in trackers.values()])
             suspect = (peaks.isfinite().all(), inputs, batch.first)
             seen += len(inputs)
             step(len(inputs))
-        _raise_if_broken(model, trackers, suspect)
+        _check_finite(model, trackers, suspect)
     return seen
 
 
-def _raise_if_broken(
-    model: nn.Module, trackers: dict[str, Tracker], suspect: tuple[Tensor, Tensor, int] | None
-) -> None:
+def _check_finite(model: nn.Module, trackers: dict[str, Tracker], suspect: tuple[Tensor, Tensor, int] | None) -> None:
     """Name the first image with a non-finite activation, and the first site in call order that sees it there."""
     if suspect is None or bool(suspect[0]):
         return
     _, images, first = suspect
-    broken: list[str] = []
+    hit: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        return lambda forge, args: None if args[0].isfinite().all() else broken.append(name)
+        return lambda forge, args: None if args[0].isfinite().all() else hit.append(name)
 
     found = forges(model)
     with ExitStack() as hooks:
@@ -132,9 +130,9 @@ def _raise_if_broken(
             hooks.enter_context(found[name].register_forward_pre_hook(watch(name)))
         for index in range(len(images)):
             model(images[index : index + 1])
-            if broken:
+            if hit:
                 raise CalibrationError(
-                    f"site '{broken[0]}' saw a non-finite activation in image {first + index}; "
+                    f"site '{hit[0]}' saw a non-finite activation in image {first + index}; "
                     "look at that image and at the layers before the site"
                 )
     raise CalibrationError("a batch has a non-finite activation that no single image of it has; use batch_size=1")
@@ -185,7 +183,7 @@ def _tracker(name: str, forge: Forge, per_channel: bool, quantile: float | None)
         return Maximum(torch.zeros((), device=device))
     if forge.channels == 0:
         raise SiteError(
-            f"site '{name}' is called with different numbers of channels, so it has no figures per channel; "
+            f"site '{name}' is called with different numbers of channels, so it has no bound per channel; "
             f"leave it out with exclude=['{name}']"
         )
     if moments:
