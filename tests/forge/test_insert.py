@@ -117,10 +117,10 @@ def test_the_layer_classes_do_not_change():
     assert "(forge): Forge(mask=Step(), ratio=0.125" in str(model)
 
 
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_forged_and_independent(twin):
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_forged_and_independent(duplicate):
     model, x = forged_model(), images(4)
-    other = twin(model)
+    other = duplicate(model)
     assert torch.equal(other(x), model(x))
     before = model(x)
     set_ratio_(other, 0.5)
