@@ -1,6 +1,6 @@
 """What attacks and evaluations found."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
 
 SQUARE_SHARE = 0.002
-"""The share of images that Square may break after the gradient attacks before that is worth a note, as in AutoAttack."""
+"""The share of images that Square may break after gradient attacks before that is worth a note, as in AutoAttack."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,34 @@ class Stage:
     forwards: int
     backwards: int
     seconds: float
+
+
+StageKey = tuple[str, int]
+"""An attack's name, and how often it came before in its cascade: a cascade may hold one twice."""
+
+
+def numbered(stages: Iterable[Stage]) -> dict[StageKey, Stage]:
+    """Stages by their key, in their order."""
+    found: dict[StageKey, Stage] = {}
+    for stage in stages:
+        found[stage.attack, sum(name == stage.attack for name, _ in found)] = stage
+    return found
+
+
+def common_order(lists: Iterable[Sequence[StageKey]]) -> list[StageKey]:
+    """All keys of several cascades, each after those that come before it in its list.
+
+    >>> common_order([[("a", 0), ("d", 0)], [("a", 0), ("b", 0), ("d", 0)]])
+    [('a', 0), ('b', 0), ('d', 0)]
+    """
+    order: list[StageKey] = []
+    for keys in lists:
+        place = 0
+        for key in keys:
+            if key not in order:
+                order.insert(place, key)
+            place = order.index(key) + 1
+    return order
 
 
 @dataclass(frozen=True)
