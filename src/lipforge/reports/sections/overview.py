@@ -66,7 +66,7 @@ def _verdicts(runs: Sequence[Run]) -> Table | None:
         for audit in run.of(AuditReport)
     ]  # fmt: skip
     columns = (Column("run"), Column("verdict"), Column("model"), Column("threat"), Column("n", "count"),
-               Column("difference under the union of all attacks (points)", "points"))  # fmt: skip
+               Column("difference, all attacks (points)", "points"))  # fmt: skip
     return Table("verdicts", "Verdicts", columns, tuple(rows)) if rows else None
 
 
