@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.models.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
+from lipforge.models.layers import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
 # timm's vision transformers use this epsilon; torch's default is ten times larger.
 LAYER_NORM_EPS = 1e-6
