@@ -11,7 +11,7 @@ import numpy as np
 from PIL import Image
 
 from lipforge.data.base import Bytes, Ints, content_digest
-from lipforge.data.cifar import read_batches, read_strips
+from lipforge.data.formats import read_batches, read_strips
 from lipforge.data.known import KnownSet, Layout
 
 CLASSES = ("ant", "bee", "cow")

@@ -231,3 +231,8 @@ def test_missing_and_broken_files_are_told_apart(folder):
         build_from_function("broken.py:build")
     with pytest.raises(InputError, match=r"cannot import no_such_package.*path/to/file\.py:function"):
         build_from_function("no_such_package.nets:build")
+
+
+def test_an_empty_name_of_a_weights_file_is_refused():
+    with pytest.raises(InputError, match="weights must name a checkpoint file, got an empty text"):
+        load_model("resnet20", "")

@@ -179,3 +179,12 @@ def test_a_download_is_checked_against_the_hash_in_its_name(tmp_path):
 
 def test_a_network_whose_package_has_no_translation_gets_none():
     assert layout_filter(nn.Linear(1, 1)) is None
+
+
+@pytest.mark.zoo
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_another_vit_are_refused_rather_than_resampled(tmp_path):
+    other = import_package("timm").create_model("vit_tiny_patch16_384", pretrained=False)
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    with pytest.raises(WeightsError, match="pos_embed"):
+        load_model("timm:vit_tiny_patch16_224", tmp_path / "other.pt")
