@@ -66,6 +66,11 @@ def test_a_view_of_a_folder_streams_in_its_own_order(imagenet_like):
     assert torch.equal(torch.cat([images for images, _ in streamed]), data.batch(part.indices)[0])
 
 
+def test_no_indices_are_no_images(imagenet_like):
+    images, labels = open_folder(imagenet_like, SMALL).batch([])
+    assert (images.shape, labels.shape) == ((0, 3, 32, 32), (0,))
+
+
 def test_a_limit_draws_from_every_class(imagenet_like):
     data = load_data(f"folder:{imagenet_like}", limit=60, folder=SMALL)
     assert len(data) == 60

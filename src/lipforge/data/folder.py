@@ -19,6 +19,7 @@ from lipforge.data.images import (
     Listing,
     Prepare,
     class_folders,
+    decode_batch,
     decode_files,
     find_parts,
     list_files,
@@ -102,7 +103,7 @@ class FolderData(Indexed):
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Images (N, 3, crop, crop) in [0, 1] and labels (N,) at these positions, decoded in this process."""
         at = check_indices(indices, len(self))
-        return self._checked(next(decode_files(self.listing, self.options.prepare, at, max(len(at), 1), workers=0)))
+        return self._checked(decode_batch(self.listing, self.options.prepare, at))
 
     def stream(self, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The images at `indices` in that order, decoded ahead in worker processes."""

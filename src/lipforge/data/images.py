@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -174,58 +174,59 @@ def to_bytes(image: Image.Image) -> Bytes:
     return np.ascontiguousarray(np.asarray(image.convert("RGB"), dtype=np.uint8).transpose(2, 0, 1))
 
 
+def decode_batch(listing: Listing, prepare: Prepare, indices: Ints) -> Decoded:
+    """The images at `indices` as one batch, decoded in this process."""
+    files = _Files(listing, prepare)
+    return files.stack([files[index] for index in indices.tolist()])
+
+
 def decode_files(
     listing: Listing, prepare: Prepare, indices: Ints, batch_size: int, workers: int | None
 ) -> Iterator[Decoded]:
     """The images at `indices` in that order, batch by batch; `workers=None` uses the cores there are."""
-    batches = _Batches(listing, prepare, chunks(indices, batch_size))
+    parts = [part.tolist() for part in chunks(indices, batch_size)]
     wanted = min(_cores(), MOST_WORKERS) if workers is None else workers
-    if wanted == 0 or len(batches) < 2:
-        yield from (batches[at] for at in range(len(batches)))
-        return
+    files = _Files(listing, prepare)
     yield from DataLoader(
-        batches,
-        batch_size=None,
-        num_workers=min(wanted, len(batches)),
-        collate_fn=_as_it_is,
+        files,
+        batch_sampler=parts,
+        num_workers=min(wanted, len(parts)) if len(parts) > 1 else 0,
+        collate_fn=files.stack,
         # Without a generator of its own, a loader draws from torch's global one.
         generator=torch.Generator().manual_seed(0),
     )
 
 
-class _Batches(Dataset[Decoded]):
-    """Item k is batch k, decoded: failures are part of it, because an exception would lose its type on the way."""
+class _Files(Dataset[tuple[int, Bytes | str]]):
+    """Each file decoded, or the reason why not: an exception would lose its type on the way from a worker."""
 
-    def __init__(self, listing: Listing, prepare: Prepare, parts: list[Ints]) -> None:
-        self.listing, self.prepare, self.parts = listing, prepare, parts
+    def __init__(self, listing: Listing, prepare: Prepare) -> None:
+        self.listing, self.prepare = listing, prepare
 
-    def __len__(self) -> int:
-        return len(self.parts)
+    def __getitem__(self, index: int) -> tuple[int, Bytes | str]:
+        try:
+            return index, read_image(self.listing.path(index), self.prepare)
+        except UnreadableImage as error:
+            return index, str(error)
 
-    def __getitem__(self, at: int) -> Decoded:
+    def stack(self, decoded: list[tuple[int, Bytes | str]]) -> Decoded:
+        """One batch of what could be decoded; images must have the size of the first."""
         images: list[Bytes] = []
         labels: list[int] = []
         failures: list[tuple[int, str]] = []
-        for index in self.parts[at].tolist():
-            try:
-                image = read_image(self.listing.path(index), self.prepare)
-                if images and image.shape != images[0].shape:
-                    found, others = (f"{shape[2]}x{shape[1]}" for shape in (image.shape, images[0].shape))
-                    raise UnreadableImage(
-                        f"{self.listing.path(index)}: has {found} pixels, others have {others}; set resize and crop"
-                    )
-            except UnreadableImage as error:
-                failures.append((index, str(error)))
-                continue
-            images.append(image)
-            labels.append(int(self.listing.labels[index]))
+        for index, image in decoded:
+            if isinstance(image, str):
+                failures.append((index, image))
+            elif images and image.shape != images[0].shape:
+                found, others = (f"{shape[2]}x{shape[1]}" for shape in (image.shape, images[0].shape))
+                reason = f"has {found} pixels, others have {others}; set resize and crop"
+                failures.append((index, f"{self.listing.path(index)}: {reason}"))
+            else:
+                images.append(image)
+                labels.append(int(self.listing.labels[index]))
         side = self.prepare.crop or 0
         stacked = np.stack(images) if images else np.zeros((0, 3, side, side), np.uint8)
         return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.int64), failures)
-
-
-def _as_it_is(decoded: Any) -> Any:
-    return decoded
 
 
 def _cores() -> int:
