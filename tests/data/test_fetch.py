@@ -12,7 +12,6 @@ import pytest
 from lipforge.data.fetch import (
     cache_folder,
     cached_path,
-    checked_digest,
     download_file,
     find_file,
     load_known,
@@ -136,7 +135,7 @@ def test_a_damaged_cache_file_is_an_error_that_names_it(damage):
 )
 def test_content_that_is_not_the_published_one_is_refused(images, labels, message):
     with pytest.raises(DataError, match=message):
-        checked_digest(TOY.known, "test", images, labels, "there")
+        write_cached(TOY.known, "test", images, labels, "there")
 
 
 def hold(order, name, seconds):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from lipforge.data import FolderOptions, check_data, content_digest, get_data, list_data, load_data
-from lipforge.data.known import SAMPLE_DIGESTS
+from lipforge.data.known import SAMPLE
 from lipforge.errors import DataError, InputError
 from lipforge.records import to_json
 
@@ -84,7 +84,7 @@ def test_the_report_of_the_sample_has_its_pinned_digest():
     assert (report.count, report.classes, report.image) == (500, 10, (3, 32, 32))
     assert sum(report.histogram) == 500
     assert (report.low, report.high) == (0.0, 1.0)
-    assert report.digest == SAMPLE_DIGESTS["test"]
+    assert report.digest == SAMPLE.digests["test"]
     assert json.loads(to_json(report))["class_names"][3] == "cat"
 
 

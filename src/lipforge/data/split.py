@@ -1,4 +1,4 @@
-"""Disjoint parts of a data set, chosen by index and reproducible for ever."""
+"""Disjoint parts of a data set, chosen by index, the same for the same seed on every machine."""
 
 import hashlib
 from collections.abc import Iterator

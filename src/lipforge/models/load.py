@@ -135,7 +135,7 @@ def _architecture(spec: str, wanted: Wanted) -> nn.Module:
         raise WeightsError(
             f"{name} is an architecture without weights of its own"
             f"{f' in {wanted.weights_dir}' if wanted.weights_dir else ''}: "
-            "give a file (--weights) or take random weights (--no-weights, pretrained=False)"
+            "give a file (--weights) or use random weights (--no-weights, pretrained=False)"
         )
     return model
 

@@ -15,7 +15,7 @@ from torch import nn
 from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra
 from lipforge.models.architectures import suggest
 from lipforge.models.layers import Normalize
-from lipforge.models.weights import Adapt, Wanted, load_weights_
+from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 # Operators live as long as the library that declared them.
@@ -37,7 +37,7 @@ def import_package(name: str) -> Any:
             raise
         raise ModelError(
             f"{name} cannot be imported: the installed torchvision was built for another torch than "
-            f"{torch.__version__} ({error}); install the pair that belongs together, from the same index"
+            f"{torch.__version__} ({error}); install versions that belong together, from the same index"
         ) from error
 
 
@@ -126,8 +126,7 @@ def downloading(what: str, way_out: str = "download the file elsewhere and name 
     except LipforgeError:
         raise
     except Exception as error:  # requests, urllib, hub clients and sockets each have their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"the weights of {what} could not be downloaded ({reason}); {way_out}") from error
+        raise WeightsError(f"the weights of {what} could not be downloaded ({first_line(error)}); {way_out}") from error
 
 
 @contextlib.contextmanager
@@ -140,11 +139,13 @@ def quiet() -> Iterator[None]:
 
 def _check_pretrained(spec: str, has_weights: bool, classes: int | None, found: int) -> None:
     if not has_weights:
-        raise WeightsError(f"{spec} has no pretrained weights; give a file (--weights) or take none (--no-weights)")
+        raise WeightsError(
+            f"{spec} has no pretrained weights; give a file (--weights) or use random weights (--no-weights)"
+        )
     if classes is not None and classes != found:
         raise WeightsError(
             f"the pretrained weights of {spec} have {found} classes, not {classes}; give a file with {classes} "
-            "(--weights) or take random weights (--no-weights)"
+            "(--weights) or use random weights (--no-weights)"
         )
 
 

@@ -94,7 +94,7 @@ def import_robustbench() -> Any:
     """The module `robustbench.model_zoo`.
 
     RobustBench's evaluation imports `autoattack`, which PyPI does not have, and the package imports its evaluation
-    first of all. `pyautoattack` is the same code under another name; it stands in during the import and no longer.
+    first of all. `pyautoattack` is the same code under another name; it takes that name during the import only.
     """
     import_package("timm")
     aliases: list[str] = []
@@ -111,7 +111,7 @@ def import_robustbench() -> Any:
 
 
 def carried_masks(model: nn.Module) -> list[str]:
-    """The names of the modules in `model` that are MeanSparse masks: forging it would put masks upon masks.
+    """The names of the modules in `model` that are MeanSparse masks: forging it would add masks to masks.
 
     Such a mask is a module without parameters that keeps a mean, a variance and a threshold as buffers. RobustBench
     defines that class five times in as many files, so it is known by what it holds and not by its type.

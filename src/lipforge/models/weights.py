@@ -76,7 +76,7 @@ def load_weights_(
 
 @dataclass(frozen=True)
 class Match:
-    """Which tensor of a checkpoint goes where, and what stands in the way."""
+    """Which tensor of a checkpoint goes where, and what does not fit."""
 
     tensors: dict[str, Tensor] = field(repr=False)
     missing: list[str]
@@ -95,7 +95,7 @@ class Match:
     def __str__(self) -> str:
         parts = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.wrong_shape)]
         told = [f"{len(names)} {what} ({_examples(names)})" for what, names in parts if names]
-        return f"{len(self.tensors)} tensors have their place, {', '.join(told)}{self.hint}"
+        return f"{len(self.tensors)} tensors match, {', '.join(told)}{self.hint}"
 
 
 def match_names(model: nn.Module, state: StateDict, *, ignore: tuple[str, ...] = ()) -> Match:
@@ -219,7 +219,10 @@ def read_checkpoint(path: str | Path) -> Any:
         if re.match(pattern, start, flags=re.IGNORECASE):
             raise WeightsError(f"{path} is {complaint}")
     if start[8:9] == b"{":
-        return _read_safetensors(path)
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise WeightsError(f"{path} is a damaged or cut short safetensors file ({error})") from None
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise WeightsError(f"{path} is cut short ({path.stat().st_size:,} bytes): download or copy it again")
     if not start.startswith((b"PK", b"\x80")):
@@ -260,26 +263,19 @@ def _start_of(path: Path) -> bytes:
     return start
 
 
-def _read_safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise WeightsError(f"{path} is a damaged or cut short safetensors file ({error})") from None
-
-
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        if wanted := re.search(r"GLOBAL ([\w.]+)", str(error)):
-            raise WeightsError(
-                f"{path} was refused: to load it, Python would have to call {wanted[1]}, and a checkpoint must not run "
-                "code. If you trust its origin, load it there and save model.state_dict() alone"
-            ) from None
-        raise WeightsError(f"{path} cannot be read as a checkpoint: {_first_line(error)}") from None
     except Exception as error:  # a damaged pickle raises whatever its broken bytes lead to
-        raise WeightsError(f"{path} cannot be read as a checkpoint: {_first_line(error)}") from None
+        wanted = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if wanted is None:
+            raise WeightsError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from None
+        raise WeightsError(
+            f"{path} was refused: to load it, Python would have to call {wanted[1]}, and a checkpoint must not run "
+            "code. If you trust its origin, load it there and save model.state_dict() alone"
+        ) from None
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or ["no details"])[0]
+def first_line(error: Exception) -> str:
+    """What an error says in its first line, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
