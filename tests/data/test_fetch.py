@@ -1,8 +1,6 @@
 import dataclasses
-import http.server
 import multiprocessing
 import stat
-import threading
 import time
 from pathlib import Path
 
@@ -23,7 +21,7 @@ from lipforge.data.fetch import (
 )
 from lipforge.data.known import KNOWN
 from lipforge.errors import DataError
-from tests.data.made import Toy, batch_file, md5, tar_file
+from tests.data.made import Server, Toy, batch_file, md5, tar_file
 
 TOY = Toy()
 UNCHECKED = dataclasses.replace(TOY.python, md5="", size=0)
@@ -159,48 +157,6 @@ def test_two_processes_take_turns():
 
 
 CONTENT = bytes(range(256)) * 4000
-
-
-class Server:
-    """A real HTTP server on this machine: sends ranges if told to, and cuts the first `cuts` answers short."""
-
-    def __init__(self, content, *, ranges=True, cuts=0):
-        self.content, self.ranges, self.cuts, self.asked = content, ranges, cuts, []
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self):
-                outer.answer(self)
-
-            def log_message(self, *_):
-                pass
-
-        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.server.server_port}/file"
-
-    def answer(self, request):
-        wanted = request.headers.get("Range")
-        self.asked.append(wanted)
-        first = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.ranges else 0
-        if first >= len(self.content):
-            request.send_error(416)
-            return
-        part = self.content[first:]
-        request.send_response(206 if first else 200)
-        request.send_header("Content-Length", str(len(part)))
-        request.end_headers()
-        if self.cuts:
-            self.cuts -= 1
-            part = part[: len(part) // 3]
-        request.wfile.write(part)
-
-    def __enter__(self):
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        return self
-
-    def __exit__(self, *_):
-        self.server.shutdown()
-        self.server.server_close()
 
 
 @pytest.fixture(autouse=True)
