@@ -76,7 +76,7 @@ def test_tensors_are_taken_too():
     [
         (BYTES, LABELS[:9], "10 images and 9 labels"),
         (BYTES[:0], LABELS[:0], "holds no image"),
-        (BYTES.astype(np.float32), LABELS, r"must lie in \[0, 1\] or be uint8.*divide bytes by 255"),
+        (BYTES.astype(np.float32), LABELS, r"mine: images must lie in \[0, 1\], got .*divide them by 255"),
         (np.full((2, 3, 4, 4), np.nan), [0, 1], r"must lie in \[0, 1\].*nan"),
         (BYTES.astype(np.int64), LABELS, "must be uint8, or floats"),
         (BYTES[0, 0], LABELS, "must have the shape"),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from lipforge.batching import BATCH_SIZE
+from lipforge.batching import BATCH_SIZE, check_images
 from lipforge.data.base import DataSet, Indexed, Indices, Ints, check_indices, content_digest, reading, unit_range
 from lipforge.errors import DataError, InputError
 
@@ -146,9 +146,7 @@ def _check_pixels(images: npt.NDArray[Any], name: str) -> None:
     if images.dtype.kind != "f":
         raise InputError(f"images of {name} must be uint8, or floats in [0, 1], got {images.dtype}")
     for first in range(0, len(images), BATCH_SIZE):
-        part = images[first : first + BATCH_SIZE]
-        if not (part.min() >= 0 and part.max() <= 1):
-            raise InputError(
-                f"images of {name} must lie in [0, 1] or be uint8, got [{part.min():.3f}, {part.max():.3f}] "
-                f"in images {first}..{first + len(part) - 1}; divide bytes by 255, and leave normalisation to the model"
-            )
+        try:
+            check_images(unit_range(images[first : first + BATCH_SIZE]), first=first)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None
