@@ -1,12 +1,9 @@
-"""The models of the paper by their RobustBench names, and the masks that some models carry already."""
+"""The models of the paper, and those of its nearest peer method, by their RobustBench names."""
 
-from dataclasses import dataclass
-
-from torch import nn
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class PaperModel:
+class PaperModel(NamedTuple):
     """A model that the paper forges: its name there, how `load_model` names it, and its number of sites.
 
     `sites` counts the convolutions of the residual branches, or the two linear layers of each transformer MLP.
@@ -43,20 +40,3 @@ MEAN_SPARSE_MODELS = (
     "robustbench:imagenet/Linf/Amini2024MeanSparse_Swin-L",
 )
 """RobustBench's entries of the nearest peer method; they carry masks already."""
-
-
-def carried_masks(model: nn.Module) -> list[str]:
-    """The names of the modules in `model` that are MeanSparse masks: forging it would put masks upon masks.
-
-    Such a mask is a module without parameters that keeps a mean, a variance and a threshold as buffers. RobustBench
-    defines that class five times in as many files, so it is known by what it holds and not by its type.
-
-    >>> carried_masks(nn.BatchNorm2d(3))
-    []
-    """
-    return [name for name, module in model.named_modules() if _is_mean_sparse(module)]
-
-
-def _is_mean_sparse(module: nn.Module) -> bool:
-    buffers = {name for name, _ in module.named_buffers(recurse=False)}
-    return {"running_mean", "running_var", "threshold"} <= buffers and not list(module.parameters(recurse=False))
