@@ -49,7 +49,7 @@ def test_what_the_probe_of_a_fast_attack_breaks_counts_as_broken_by_square():
         return torch.stack([flat + 0 * x.flatten(1).sum(dim=1), 0.5 + 0 * flat], dim=1)
 
     side, _ = sides(masked, levels=(0.0, 0.2))
-    attack = Cascade((PGD(steps=1, random=False), Escalate(queries=20)))
+    attack = Cascade((PGD(steps=1, random_start=False), Escalate(queries=20)))
     side.attack(NON_ADAPTIVE, side.side.classifier, attack, seed=0)
     assert side.outcome == [NON_ADAPTIVE, NON_ADAPTIVE]
     assert [note.count for stage, note in side.notes if (stage, note.kind) == (NON_ADAPTIVE, "square")] == [2]
@@ -57,7 +57,7 @@ def test_what_the_probe_of_a_fast_attack_breaks_counts_as_broken_by_square():
 
 def test_an_image_counts_as_early_stopped_only_if_every_gradient_attack_stopped_early():
     """One step of eps leaves 0.12 - 0.1 of 0.12, which is close, and 0.4 - 0.1 of 0.4, which is not."""
-    first = PGD(steps=1, step_size=1.0, random=False, loss="margin")
+    first = PGD(steps=1, step_size=1.0, random_start=False, loss="margin")
     attack = EarlyStopped(first, (APGD(steps=5, loss="margin"),), near=0.3)
     plan = Plan(non_adaptive=attack, adaptive=attack, longer=attack, refine=1)
     pair, shard = pair_of(line, line), at(0.12, 0.4)

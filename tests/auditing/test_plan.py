@@ -68,7 +68,7 @@ def test_an_unknown_version_is_refused():
 def test_the_rest_is_spent_on_images_that_came_close():
     """One step of eps leaves 0.12 - 0.1 of 0.12, which is close, and 0.4 - 0.1 of 0.4, which is not."""
     x, y = at(0.12, 0.4)
-    first = PGD(steps=1, step_size=1.0, random=False, loss="margin")
+    first = PGD(steps=1, step_size=1.0, random_start=False, loss="margin")
     result = EarlyStopped(first, (APGD(steps=5, loss="margin"),), near=0.3).run(line, x, y, threat=THREAT)
     assert result.backwards.tolist() == [1 + 5, 1]
     assert result.early_stopped.tolist() == [False, True]
@@ -76,7 +76,7 @@ def test_the_rest_is_spent_on_images_that_came_close():
 
 def test_with_near_infinite_nothing_is_early_stopped():
     x, y = at(0.12, 0.4)
-    first = PGD(steps=1, step_size=1.0, random=False, loss="margin")
+    first = PGD(steps=1, step_size=1.0, random_start=False, loss="margin")
     result = EarlyStopped(first, (APGD(steps=5, loss="margin"),), near=math.inf).run(line, x, y, threat=THREAT)
     assert result.backwards.tolist() == [6, 6]
     assert not result.early_stopped.any()

@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lipforge import rng
-from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss
+from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss, norms
 from lipforge.attacks.base import is_misclassified
-from lipforge.attacks.norms import project, steepest_step
 from lipforge.auditing.pairs import Pair
 from lipforge.auditing.plan import Plan
 from lipforge.errors import SiteError
@@ -94,12 +93,12 @@ def _robust(classifier: Classifier, attack: Attack, shard: Shard, threat: Threat
 
 def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int) -> list[bool]:
     """For each image, whether a step along the gradient lowers the margin more than every random step of that size."""
-    x, y, ids = shard
+    (x, y, ids), norm = shard, norms.of(threat)
     gradient = _gradient(classifier, x, y, margin_loss)
     with torch.no_grad():
 
         def loss_along(direction: Tensor) -> Tensor:
-            return margin_loss(classifier(project(x + steepest_step(direction, threat, threat.eps), x, threat)), y)
+            return margin_loss(classifier(norm.step(x, direction, threat.eps, x, threat.eps)), y)
 
         best = torch.full_like(y, -torch.inf, dtype=x.dtype)
         for number in range(DIRECTIONS):

@@ -129,7 +129,7 @@ def audit_plan(
     first = APGD(steps=form.steps, restarts=form.restarts, loss="margin")
     others = [APGD(steps=form.steps, restarts=form.restarts, loss=loss) for loss in ("ce", "dlr")[: classes - 1]]
     targeted, longer = (
-        TargetedAPGD(steps=steps, targets=min(targets, classes - 1), restarts=restarts, loss="margin", order="near")
+        TargetedAPGD(steps=steps, targets=min(targets, classes - 1), restarts=restarts, loss="margin", order="nearest")
         for steps, targets, restarts in (
             (form.steps, form.targets, 1),
             (form.longer_steps, form.longer_targets, form.longer_restarts),
