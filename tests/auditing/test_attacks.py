@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, Cascade, Escalate
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Refine
 from lipforge.auditing.attacks import AttackedSide, attack_in_double, attack_shard, equal_budget
 from lipforge.auditing.pairs import Side, borrow, pair_of
 from lipforge.auditing.plan import DOUBLE, NON_ADAPTIVE, TRANSFERRED, EarlyStopped, Plan
@@ -68,6 +68,21 @@ def test_an_image_counts_as_early_stopped_only_if_every_gradient_attack_stopped_
     thorough = replace(plan, non_adaptive=first)
     found = attack_shard(pair, shard, (line, line), threat=THREAT, plan=thorough)["candidate"]
     assert (found["always_early_stopped"], found["early_stopped"]["non-adaptive"]) == (0, 0)
+
+
+def test_refining_starts_where_it_is_told():
+    """From the edge of the ball one small step is enough; from the clean image it is not."""
+    x, y, _ = at(0.095)
+    close = Refine(x - 0.094, steps=1, step_size=0.05).run(line, x, y, threat=THREAT)
+    far = Refine(x, steps=1, step_size=0.05).run(line, x, y, threat=THREAT)
+    assert (close.broken.item(), far.broken.item()) == (True, False)
+
+
+def test_refining_stays_inside_the_threat_whatever_it_starts_from():
+    x, y, _ = at(0.4)
+    result = Refine(torch.zeros_like(x), steps=1).run(line, x, y, threat=THREAT)
+    assert not result.broken.any()
+    assert (result.images - x).abs().max() <= 0.1 + 1e-6
 
 
 class Line(nn.Module):

@@ -44,11 +44,15 @@ def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str
     base, candidate, seed = pair.base.classifier, pair.candidate.classifier, plan.seed
 
     def robust(classifier: Classifier, attack: Attack, radius: float = threat.eps) -> list[bool]:
-        return _robust(classifier, attack, shard, Threat(threat.norm, radius), seed)
+        x, y, ids = shard
+        result = attack.run(classifier, x, y, threat=Threat(threat.norm, radius), seed=seed, sample_ids=ids)
+        found: list[bool] = (~result.broken).tolist()
+        return found
 
     pgd, cw = PGD(steps=20, loss="margin"), CW(steps=30)
     crafted = cw.run(base, shard.x, shard.y, threat=threat, seed=seed, sample_ids=shard.ids).images
     correct = ~is_misclassified(candidate, shard.x, shard.y) & ~is_misclassified(candidate, crafted, shard.y)
+    sweep = [[radius, sum(robust(candidate, pgd, radius))] for radius in radii(threat)]
     weights = _weight_variant(pair, shard.x)
     return {
         "fgsm": robust(candidate, FGSM()),
@@ -56,13 +60,13 @@ def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str
         "square": robust(candidate, Square(queries=plan.check_queries)),
         "cw": robust(candidate, cw),
         "cw_on_base": correct.tolist(),
-        "sweep": [[radius, sum(robust(candidate, pgd, radius))] for radius in radii(threat)],
+        "sweep": sweep,
         "directions": _directions(candidate, shard, threat, seed),
         "zero_gradients": _zero_gradients(candidate, shard),
         "columns": None if weights is None else weights[1],
         "weight": None if weights is None else sum(robust(weights[0], pgd)),
         "base_pgd": None if weights is None else sum(robust(base, pgd)),
-        "candidate_pgd": None if weights is None else sum(robust(candidate, pgd)),
+        "candidate_pgd": sweep[0][1],
     }
 
 
@@ -79,16 +83,6 @@ def radii(threat: Threat) -> list[float]:
         found.append(radius)
         radius *= 2
     return [*found, last]
-
-
-def _robust(classifier: Classifier, attack: Attack, shard: Shard, threat: Threat, seed: int) -> list[bool]:
-    """Which images are classified correctly, clean and after the attack."""
-    robust = ~is_misclassified(classifier, shard.x, shard.y)
-    if robust.any():
-        x, y, ids = shard.at(robust)
-        robust[robust.clone()] = ~attack.run(classifier, x, y, threat=threat, seed=seed, sample_ids=ids).broken
-    found: list[bool] = robust.tolist()
-    return found
 
 
 def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int) -> list[bool]:
