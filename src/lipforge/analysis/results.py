@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor
-
 
 @dataclass(frozen=True)
 class Spread:
@@ -99,10 +97,3 @@ class Analysis:
     product: ProductBound | None
     network: NetworkReport
     notes: tuple[str, ...]
-
-
-def spread(values: Tensor | None) -> Spread | None:
-    """Mean and maximum of (N,) values; None without any."""
-    if values is None or len(values) == 0:
-        return None
-    return Spread(float(values.double().mean()), float(values.max()))
