@@ -37,34 +37,38 @@ def attack_shard(
     `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`.
     """
     started = time.perf_counter()
-    sides = base, candidate = (
+    base, candidate = (
         AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}")),
         AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}")),
     )
+    found = _run_stages(base, candidate, prepared, plan)
+    summaries = {"base": base.summary(), "candidate": candidate.summary()}
+    return {**summaries, **found, "seconds": time.perf_counter() - started}
+
+
+def _run_stages(
+    base: "AttackedSide", candidate: "AttackedSide", prepared: tuple[Classifier, Classifier], plan: Plan
+) -> dict[str, Any]:
+    """Run all stages in order, both sides alike.
+
+    Gives whether both are the `same` function, on which images the candidate withstands the points `transferred` from
+    the base's non-adaptive attack, and what float64 changed (`double`).
+    """
+    sides, views, seed = (base, candidate), list(candidate.side.views), plan.seed
     for side, classifier in zip(sides, prepared, strict=True):
-        side.attack(NON_ADAPTIVE, classifier, plan.non_adaptive, seed=plan.seed)
-    same = _same_function(base, candidate)
-    transferred = candidate.correct(base.images)
-    _exchange(TRANSFER, base, candidate, steps=0, seed=plan.seed)
-    views = list(pair.candidate.views)
+        side.attack(NON_ADAPTIVE, classifier, plan.non_adaptive, seed=seed)
+    same, transferred = _same_function(base, candidate), candidate.correct(base.images)
+    _exchange(TRANSFER, base, candidate, steps=0, seed=seed)
     for number, view in enumerate(views, start=1):
         for side in sides:
-            side.attack(view, side.side.views[view], plan.adaptive, seed=plan.seed + number)
-    _exchange(REFINED, base, candidate, steps=plan.refine, seed=plan.seed)
+            side.attack(view, side.side.views[view], plan.adaptive, seed=seed + number)
+    _exchange(REFINED, base, candidate, steps=plan.refine, seed=seed)
     for side in sides:
-        side.attack(LONGER, side.best, plan.longer, seed=plan.seed + len(views) + 1)
+        side.attack(LONGER, side.best, plan.longer, seed=seed + len(views) + 1)
         if plan.square:
-            side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=plan.seed)
-    equal_budget(base, candidate, plan.seed + len(views) + 2)
-    double = attack_in_double(base, candidate, plan.seed)
-    return {
-        "base": base.summary(),
-        "candidate": candidate.summary(),
-        "same": same,
-        "transferred": transferred,
-        "double": double,
-        "seconds": time.perf_counter() - started,
-    }
+            side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)
+    equal_budget(base, candidate, seed + len(views) + 2)
+    return {"same": same, "transferred": transferred, "double": attack_in_double(base, candidate, seed)}
 
 
 class AttackedSide:

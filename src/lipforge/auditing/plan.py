@@ -126,15 +126,11 @@ def audit_plan(
         raise InputError(f"classes must be at least 2, got {classes}")
     form = VERSIONS[version]
     # Margin first: it breaks most, so that the others have little left to do.
-    first = APGD(steps=form.steps, restarts=form.restarts, loss="margin")
-    others = [APGD(steps=form.steps, restarts=form.restarts, loss=loss) for loss in ("ce", "dlr")[: classes - 1]]
-    targeted, longer = (
-        TargetedAPGD(steps=steps, targets=min(targets, classes - 1), restarts=restarts, loss="margin", order="nearest")
-        for steps, targets, restarts in (
-            (form.steps, form.targets, 1),
-            (form.longer_steps, form.longer_targets, form.longer_restarts),
-        )
+    first, *others = (
+        APGD(steps=form.steps, restarts=form.restarts, loss=loss) for loss in ("margin", "ce", "dlr")[:classes]
     )
+    targeted = _targeted(form.steps, form.targets, 1, classes)
+    longer = _targeted(form.longer_steps, form.longer_targets, form.longer_restarts, classes)
     return Plan(
         non_adaptive=fast() if version == "fast" else autoattack(),
         adaptive=EarlyStopped(first, (targeted, *others), form.near),
@@ -144,3 +140,8 @@ def audit_plan(
         seed=seed,
         shard_size=shard_size,
     )
+
+
+def _targeted(steps: int, targets: int, restarts: int, classes: int) -> TargetedAPGD:
+    targets = min(targets, classes - 1)
+    return TargetedAPGD(steps=steps, targets=targets, restarts=restarts, loss="margin", order="nearest")

@@ -7,7 +7,7 @@ from typing import Any, overload
 
 from torch import Tensor, nn
 
-from lipforge.attacks import attack_text
+from lipforge.attacks import attack_text, norms
 from lipforge.attacks.folding import CHECKED
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
@@ -103,17 +103,7 @@ def audit(
     )
     shards = _attack(experiment, pair, threat, plan)
     measured = _measure(experiment, pair, threat, plan)
-    about = {
-        "model": name,
-        "data": data.name,
-        "threat": str(threat),
-        "norm": threat.norm,
-        "eps": threat.eps,
-        "seed": plan.seed,
-        "count": len(data),
-        "non_adaptive_attack": attack_text(plan.non_adaptive),
-        "margin": plan.margin,
-    }
+    about = {"model": name, "data": data.name, "count": len(data), **_about(threat, plan)}
     report = gather(shards, measured, _smoothing_check(pair, run), about, list(pair.candidate.views), plan)
     return experiment.finish(f"audit__{_slug(threat)}", report)
 
@@ -121,8 +111,9 @@ def audit(
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
     if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
         raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
-    if subject[-1].norm == "l1":
-        raise InputError("audit knows the norms linf and l2, got l1: several of its attacks have no l1 form")
+    norm = norms.of(subject[-1])
+    if not norm.has("steepest_step"):
+        raise InputError(f"audit knows the norms linf and l2, got {norm.name}: PGD and CW have no {norm.name} form")
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:
@@ -186,6 +177,18 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
         task, lambda shard: measure(pair, shard, threat=threat, plan=plan), positions=first, title="checks"
     )
     return found[0]
+
+
+def _about(threat: Threat, plan: Plan) -> dict[str, Any]:
+    """The fields of a report that say what was attacked and how."""
+    return {
+        "threat": str(threat),
+        "norm": threat.norm,
+        "eps": threat.eps,
+        "seed": plan.seed,
+        "non_adaptive_attack": attack_text(plan.non_adaptive),
+        "margin": plan.margin,
+    }
 
 
 def _certificates(run: RunDir) -> list[CertifyResult]:
