@@ -7,9 +7,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-import lipforge.evaluation.estimates
 import lipforge.progress
-import lipforge.runs.workers
 
 # No deadline: a busy machine must not fail a test. Derandomised: the same examples on every machine.
 settings.register_profile("lipforge", deadline=None, derandomize=True)
@@ -49,6 +47,9 @@ class Heard(NamedTuple):
 @pytest.fixture
 def heard(monkeypatch) -> list[Heard]:
     """Every piece of work that showed progress, in order; nothing is drawn."""
+    import lipforge.evaluation.estimates
+    import lipforge.runs.workers
+
     said: list[Heard] = []
     real = lipforge.progress.progress
 

@@ -30,7 +30,7 @@ DATA = toy_images(320)
 KILLED_RUN = """
 import os, signal, sys, torch
 from lipforge.training import train
-from lipforge.pairs import PairData
+from lipforge.batching import PairData
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 

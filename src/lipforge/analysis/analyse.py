@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.analysis.gather import Effort, SiteFigures, gains, observe, spread
-from lipforge.analysis.results import Analysis, NetworkReport, ProductBound
+from lipforge.results.analysis import Analysis, NetworkReport, ProductBound
 from lipforge.analysis.spectra import jacobian_norms
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError

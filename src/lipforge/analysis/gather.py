@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lipforge.analysis.results import LayerReport, Spread
+from lipforge.results.analysis import LayerReport, Spread
 from lipforge.analysis.spectra import gershgorin, is_linear, largest_singular, operator_of
 from lipforge.forge import Forge
 from lipforge.forge.insert import CHILD

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.attacks.base import is_fooled
 from lipforge.attacks.pgd import PGD
-from lipforge.batching import BATCH_SIZE, ImageData, device_of
+from lipforge.batching import BATCH_SIZE, ImageData, as_data, device_of
 from lipforge.errors import TrainingError
-from lipforge.pairs import as_data
 from lipforge.progress import Step, progress
 from lipforge.ranks import process_group
 from lipforge.records import write_whole

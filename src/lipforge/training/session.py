@@ -16,7 +16,7 @@ from lipforge import rng
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError, RunError
 from lipforge.ranks import Rank
-from lipforge.records import read_json, to_plain, write_json, write_whole
+from lipforge.records import read_json, to_builtins, write_json, write_whole
 from lipforge.runs.identity import data_identity, model_identity
 from lipforge.training.config import TrainConfig, check_same
 from lipforge.training.objectives import eval_mode, placed
@@ -119,7 +119,7 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank)
     numbers = sum(tensor.numel() for tensor in tensors.values())
     start = model_identity(model)
     return {
-        **to_plain(config),
+        **to_builtins(config),
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
         # Mask, ratio and mode of a forged function are no tensors of a checkpoint; the printed form has them.
         "modules": start["printed"][:12],
