@@ -2,8 +2,8 @@
 
 import pytest
 
-from lipforge.audit.verdict import decide, images_needed
-from lipforge.evaluation.compare import paired, paired_interval
+from lipforge.auditing.verdict import decide, images_needed
+from lipforge.statistics import paired, paired_interval
 
 
 def outcomes(both, gained, lost, neither):
@@ -21,7 +21,7 @@ FEW = outcomes(20, 4, 3, 73)
 
 
 @pytest.mark.parametrize(
-    ("union", "plain", "verdict"),
+    ("union", "non_adaptive", "verdict"),
     [
         (GAIN, GAIN, "real"),
         (GAIN, NOTHING, "real"),
@@ -34,8 +34,8 @@ FEW = outcomes(20, 4, 3, 73)
         (FEW, FEW, "undecided"),
     ],
 )
-def test_the_verdict_follows_from_the_two_comparisons(union, plain, verdict):
-    decision = decide(union, plain, same=False, margin=0.01)
+def test_the_verdict_follows_from_the_two_comparisons(union, non_adaptive, verdict):
+    decision = decide(union, non_adaptive, same=False, margin=0.01)
     assert decision.verdict == verdict
     assert decision.sentence.startswith(f"{verdict}: ")
 
@@ -51,8 +51,14 @@ def test_a_smaller_margin_asks_for_more_evidence_of_no_change():
 
 
 def test_a_harmful_candidate_that_looked_better_is_told_so():
-    assert "plain attacks show +5.0 points" in decide(LOSS, GAIN, same=False, margin=0.01).sentence
-    assert "plain attacks" not in decide(LOSS, NOTHING, same=False, margin=0.01).sentence
+    assert "non-adaptive attacks show +5.0 points" in decide(LOSS, GAIN, same=False, margin=0.01).sentence
+    assert "non-adaptive attacks" not in decide(LOSS, NOTHING, same=False, margin=0.01).sentence
+
+
+def test_the_sentence_has_the_gain_its_interval_and_its_counts():
+    sentence = decide(GAIN, GAIN, same=False, margin=0.01).sentence
+    assert sentence.startswith("real: the candidate gains +5.0 points [+3.")
+    assert sentence.endswith("(n = 1000, 60 gained, 10 lost) under the union of all attacks")
 
 
 def test_only_an_undecided_audit_says_how_many_images_it_lacks():

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks.queries import logits_of
-from lipforge.audit.stages import OTHER, OWN, RESERVED
+from lipforge.attacks.base import logits_of
+from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
@@ -17,36 +17,28 @@ from lipforge.types import Classifier
 
 @dataclass(frozen=True)
 class Side:
-    """A classifier, and views with its logits but other gradients, by name and in the order to try them.
+    """A classifier, and views with its logits, bit for bit, and other gradients, by name and in the order to try them.
 
     `sources` are the classifiers whose gradients the views pass on: a view made by `borrow` does not show its source.
     """
 
     classifier: Classifier
-    surrogates: Mapping[str, Classifier] = field(default_factory=dict)
+    views: Mapping[str, Classifier] = field(default_factory=dict)
     sources: Mapping[str, Classifier] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Base and candidate with as many surrogates each, and the forged model that both come from, if there is one."""
+    """Base and candidate with as many views each, and the forged model that both come from, if there is one."""
 
     base: Side
     candidate: Side
     model: nn.Module | None = None
 
-    @property
-    def device(self) -> torch.device:
-        """Where the images go."""
-        for classifier in (self.candidate.classifier, self.base.classifier):
-            if isinstance(classifier, nn.Module):
-                return device_of(classifier)
-        return torch.device("cpu")
-
 
 def forged_pair(model: nn.Module) -> Pair:
     """The plain model against the forged one, with an identity and a smooth backward pass through every mask."""
-    views = {"identity backward": straight_through(model), "smooth backward": smooth_backward(model)}
+    views = {"BPDA identity": straight_through(model), "BPDA smooth": smooth_backward(model)}
     return _pair(plain(model), forged(model), views, views, model)
 
 
@@ -62,7 +54,7 @@ def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Cl
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
-    views = {OWN: candidate, **{name: borrow(candidate, other) for name, other in (surrogates or {}).items()}}
+    views = {OWN: candidate, **{name: borrow(candidate, source) for name, source in (surrogates or {}).items()}}
     return _pair(base, candidate, views, {OWN: candidate, **(surrogates or {})}, None)
 
 
@@ -73,11 +65,11 @@ def _pair(
     sources: Mapping[str, Classifier],
     model: nn.Module | None,
 ) -> Pair:
-    """Each side also gets the other's gradients; the base has no masks, so its further views are itself again."""
+    """Each side also gets the gradients of the opposite one; the base has no masks: its further views are itself."""
     own = dict.fromkeys(views, base)
     return Pair(
-        Side(base, {**own, OTHER: borrow(base, candidate)}, {**own, OTHER: candidate}),
-        Side(candidate, {**views, OTHER: borrow(candidate, base)}, {**sources, OTHER: base}),
+        Side(base, {**own, TRANSFERRED: borrow(base, candidate)}, {**own, TRANSFERRED: candidate}),
+        Side(candidate, {**views, TRANSFERRED: borrow(candidate, base)}, {**sources, TRANSFERRED: base}),
         model,
     )
 

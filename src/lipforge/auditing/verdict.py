@@ -1,15 +1,13 @@
 """From paired outcomes to one word and one sentence."""
 
-from dataclasses import dataclass
-from typing import Literal
+from typing import NamedTuple
 
-from lipforge.evaluation.compare import Comparison, images_to_decide, paired_interval
+from lipforge.results import Verdict
+from lipforge.statistics import Comparison, images_to_decide, paired_interval
+from lipforge.text import points
 
-Verdict = Literal["real", "not real", "harmful", "no change", "undecided"]
 
-
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """The verdict, the sentence that a report begins with, and for "undecided" how many images might decide."""
 
     verdict: Verdict
@@ -17,24 +15,25 @@ class Decision:
     images_needed: int | None = None
 
 
-def decide(union: Comparison, plain: Comparison, *, same: bool, margin: float) -> Decision:
-    """The verdict on a gain, from the outcomes under all attacks together and under the plain attack alone.
+def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: float) -> Decision:
+    """The verdict on a gain, from the outcomes under the union of all attacks and under the non-adaptive attack alone.
 
     The first of these that holds: no change, if the two classifiers are the same function on these images; real or
-    harmful, if the union's interval lies above or below 0; not real, if only the plain attack's interval lies above 0;
-    no change, if the union's interval lies within the margin; undecided.
+    harmful, if the union's interval lies above or below 0; not real, if only the non-adaptive attack's interval lies
+    above 0; no change, if the union's interval lies within the margin; undecided.
     """
     low, high = union.interval
-    found = f"{_points(union)} under all attacks together"
+    found = f"{_points(union)} under the union of all attacks"
+    shown = f"non-adaptive attacks show {_points(non_adaptive)}"
     if same:
         return Decision("no change", f"no change: both gave equal logits, bit for bit, on all {union.count} images")
     if low > 0:
         return Decision("real", f"real: the candidate gains {found}")
     if high < 0:
-        shown = f", though plain attacks show {_points(plain)}" if plain.interval[0] > 0 else ""
-        return Decision("harmful", f"harmful: the candidate loses, {found}{shown}")
-    if plain.interval[0] > 0:
-        return Decision("not real", f"not real: plain attacks show {_points(plain)}, but it is {found}")
+        though = f", though {shown}" if non_adaptive.interval[0] > 0 else ""
+        return Decision("harmful", f"harmful: the candidate loses, {found}{though}")
+    if non_adaptive.interval[0] > 0:
+        return Decision("not real", f"not real: {shown}, but it is {found}")
     if -margin <= low and high <= margin:
         return Decision("no change", f"no change: {found}, less than {100 * margin:g} either way")
     needed = images_needed(union, margin)
@@ -69,8 +68,8 @@ def _images_within(union: Comparison, margin: float) -> int:
 
 
 def _points(comparison: Comparison) -> str:
-    low, high = (100 * bound for bound in comparison.interval)
+    low, high = comparison.interval
     return (
-        f"{100 * comparison.difference:+.1f} points [{low:+.1f}, {high:+.1f}] "
-        f"(n={comparison.count}, {comparison.gained} gained, {comparison.lost} lost)"
+        f"{points(comparison.difference)} points [{points(low)}, {points(high)}] "
+        f"(n = {comparison.count}, {comparison.gained} gained, {comparison.lost} lost)"
     )

@@ -8,12 +8,12 @@ import torch
 from scipy import stats
 from torch import nn
 
-from lipforge.certify import certify
-from lipforge.certify.binomial import lower_bound
+from lipforge.certification import certify, certify_cost, radius_of
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
 from lipforge.models import load_model
-from tests.certify.halves import half_space
+from lipforge.statistics import lower_bound
+from tests.certification.halves import half_space
 
 SIGMA = 0.25
 LABELS = torch.ones(1000, dtype=torch.int64)
@@ -185,3 +185,30 @@ def test_a_model_in_train_mode_or_with_nan_logits_is_refused():
         certify(nn.Sequential(nn.Flatten(), nn.Linear(48, 2)).train(), data, n=10)
     with pytest.raises(ModelError, match="NaN logits"):
         certify(lambda x: x.flatten(1)[:, :2].log(), data, n=10)
+
+
+def test_the_radius_is_scipys_quantile_rounded_downwards():
+    for probability in (0.5001, 0.6, 0.9, 0.99, 0.99993):
+        exact = 0.25 * stats.norm.ppf(probability)
+        assert exact - 2e-6 < radius_of(probability, 0.25) <= exact
+
+
+@pytest.mark.parametrize("probability", [0.0, 0.3, 0.5])
+def test_up_to_one_half_there_is_no_radius(probability):
+    assert radius_of(probability, 0.25) == 0
+
+
+def test_the_estimate_counts_every_pass_and_asks_for_two_batches_only():
+    asked = []
+
+    def model(x):
+        asked.append(len(x))
+        return half_space()(x)
+
+    data = (torch.zeros(50, 3, 4, 4), torch.zeros(50, dtype=torch.int64))
+    cost = certify_cost(model, data, n0=100, n=1000, skip=20, batch_size=64)
+    assert (cost.count, cost.forwards, cost.probed_forwards) == (3, 3 * 1100, 128)
+    assert asked == [64, 64]
+    assert cost.seconds > 0
+    assert cost.seconds == pytest.approx(3 * cost.seconds_per_image)
+    assert str(cost).startswith("3 images, 3,300 forward passes, about ")

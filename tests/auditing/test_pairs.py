@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.audit.stages import OTHER, OWN
-from lipforge.audit.subjects import borrow, classes_of, forged_pair, in_double, pair_of
+from lipforge.auditing.pairs import borrow, classes_of, forged_pair, in_double, pair_of
+from lipforge.auditing.plan import OWN, TRANSFERRED
+from lipforge.batching import as_data
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge import forge_
-from lipforge.pairs import as_data
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -40,24 +40,24 @@ def test_a_borrowed_gradient_is_the_sources_jacobian_under_the_judges_loss():
 def test_a_forged_model_brings_two_backward_passes_with_its_own_logits(model):
     pair, x = forged_pair(model), images(4)
     logits = pair.candidate.classifier(x)
-    assert list(pair.candidate.surrogates) == ["identity backward", "smooth backward", OTHER]
-    assert all(torch.equal(view(x), logits) for view in pair.candidate.surrogates.values())
-    slopes = [slope(view, x) for view in (pair.candidate.classifier, *pair.candidate.surrogates.values())]
+    assert list(pair.candidate.views) == ["BPDA identity", "BPDA smooth", TRANSFERRED]
+    assert all(torch.equal(view(x), logits) for view in pair.candidate.views.values())
+    slopes = [slope(view, x) for view in (pair.candidate.classifier, *pair.candidate.views.values())]
     assert len({tuple(each.flatten().tolist()) for each in slopes}) == 4
 
 
 def test_the_base_gets_as_many_attacks_with_its_own_logits(model):
     pair, x = forged_pair(model), images(4)
-    assert list(pair.base.surrogates) == list(pair.candidate.surrogates)
-    assert all(torch.equal(view(x), pair.base.classifier(x)) for view in pair.base.surrogates.values())
+    assert list(pair.base.views) == list(pair.candidate.views)
+    assert all(torch.equal(view(x), pair.base.classifier(x)) for view in pair.base.views.values())
 
 
 def test_surrogates_of_a_pair_are_judged_by_the_candidate():
     base, candidate, other = (seeded(ResidualNet, seed) for seed in range(3))
     pair, x = pair_of(base, candidate, {"mine": other}), images(4)
-    assert list(pair.candidate.surrogates) == [OWN, "mine", OTHER]
-    assert torch.equal(pair.candidate.surrogates["mine"](x), candidate(x))
-    assert not torch.equal(slope(pair.candidate.surrogates["mine"], x), slope(candidate, x))
+    assert list(pair.candidate.views) == [OWN, "mine", TRANSFERRED]
+    assert torch.equal(pair.candidate.views["mine"](x), candidate(x))
+    assert not torch.equal(slope(pair.candidate.views["mine"], x), slope(candidate, x))
 
 
 def test_a_pair_that_cannot_be_audited_is_refused():
@@ -70,7 +70,9 @@ def test_a_pair_that_cannot_be_audited_is_refused():
         forged_pair(base)
 
 
-@pytest.mark.parametrize("name", ["robust", "misclassified", "clean", "plain", "square", "float64", OWN, OTHER])
+@pytest.mark.parametrize(
+    "name", ["robust", "misclassified", "clean", "non-adaptive", "transfer", "square", "float64", OWN, TRANSFERRED]
+)
 def test_a_surrogate_may_not_be_named_like_an_outcome(name):
     """An image that a surrogate named "robust" broke would count as robust."""
     base = seeded(ResidualNet)

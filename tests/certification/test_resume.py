@@ -1,4 +1,4 @@
-"""Certification in a run directory: it goes on where it stopped, and never mixes two classifiers."""
+"""Certification in a run directory: it resumes where it stopped, and never mixes two classifiers."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,10 +7,9 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.certify import certify
+from lipforge.certification import certify
 from lipforge.errors import InputError, RunError
 from lipforge.forge import forge_, forged, plain
-from lipforge.records import to_plain
 from lipforge.runs import RunDir
 from tests.nets import ResidualNet, images, seeded
 
@@ -35,7 +34,7 @@ class Tiny(nn.Module):
         return x.flatten(1) @ self.weight
 
 
-def test_an_interrupted_certification_goes_on_and_ends_as_if_it_had_not_been(tmp_path):
+def test_an_interrupted_certification_resumes_and_ends_as_if_it_had_not_been(tmp_path):
     whole = certify(Tiny().eval(), DATA, **SETTINGS)
     run, model = RunDir.open(tmp_path), Tiny().eval()
     model.left = [7]
@@ -50,11 +49,18 @@ def test_an_interrupted_certification_goes_on_and_ends_as_if_it_had_not_been(tmp
     assert certify(model, DATA, **SETTINGS, run=run) == resumed, "nothing is asked again"
 
 
-def test_the_result_is_written_with_its_kind(tmp_path):
+def test_the_result_is_written_and_reads_back_as_it_was(tmp_path):
     run = RunDir.open(tmp_path)
     result = certify(Tiny().eval(), DATA, **SETTINGS, run=run, label="base")
-    written = run.read_result("certify__base__sigma-0.25__n-9900")
-    assert written == {"kind": "certify", "format": 1, **to_plain(result)}
+    assert run.read_result("certify__base__sigma-0.25__n-9900") == result
+
+
+def test_certificates_of_other_images_of_one_data_set_have_another_digest():
+    model = Tiny().eval()
+    whole, every_second = (certify(model, DATA, n0=2, n=4, skip=skip) for skip in (1, 2))
+    first = certify(model, DATA, n0=2, n=4, limit=3)
+    assert len({whole.data_digest, every_second.data_digest, first.data_digest}) == 3
+    assert whole.model_digest == every_second.model_digest
 
 
 @pytest.mark.parametrize("change", ["model", "data", "alpha", "skip"])
