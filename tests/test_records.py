@@ -1,11 +1,14 @@
+import json
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from lipforge.errors import InputError
-from lipforge.records import read_json, to_plain, write_json, write_whole
+from lipforge.records import from_builtins, read_json, to_builtins, write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -61,5 +64,65 @@ def test_a_missing_file_is_named(tmp_path):
         read_json(tmp_path / "none.json")
 
 
-def test_plain_values_stay():
-    assert to_plain({"a": [1, None, "x", True]}) == {"a": [1, None, "x", True]}
+def test_builtin_values_stay():
+    assert to_builtins({"a": [1, None, "x", True]}) == {"a": [1, None, "x", True]}
+
+
+@dataclass(frozen=True)
+class Inner:
+    count: int
+    share: float | None = None
+
+
+@dataclass(frozen=True)
+class Outer:
+    name: str
+    word: Literal["a", "b"]
+    pair: tuple[float, float]
+    parts: tuple[Inner, ...]
+    ratio: float | Mapping[str, float]
+    flag: bool | None
+    inner: Inner | None = None
+
+
+OUTER = Outer("x", "b", (0.5, 1.0), (Inner(1), Inner(2, 0.25)), {"a": 0.5}, None, Inner(3))
+
+
+@pytest.mark.parametrize("value", [OUTER, replace(OUTER, ratio=0.5, flag=True, inner=None, parts=())])
+def test_a_dataclass_comes_back_from_its_json(value):
+    assert from_builtins(Outer, json.loads(json.dumps(to_builtins(value))), "x.json") == value
+
+
+def test_a_missing_field_takes_its_default_and_an_unknown_one_is_ignored():
+    values = to_builtins(OUTER)
+    del values["inner"]
+    assert from_builtins(Outer, {**values, "new": 1}, "x.json") == replace(OUTER, inner=None)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"name": 3}, "x.json: 'name' must be a text, got '3'"),
+        ({"word": "c"}, "x.json: 'word' must be 'a' or 'b', got 'c'"),
+        ({"pair": [1.0]}, "x.json: 'pair' must be a list of 2 values"),
+        ({"pair": [1.0, "y"]}, "x.json: 'pair' 1 must be a number, got 'y'"),
+        ({"pair": [1.0, float("nan")]}, "x.json: 'pair' 1 must be a number, got 'nan'"),
+        ({"parts": 3}, "x.json: 'parts' must be a list of an object, got '3'"),
+        ({"parts": [{"count": 1.5}]}, "x.json: 'parts' 0: 'count' must be a whole number, got '1.5'"),
+        ({"parts": [{"count": True}]}, "x.json: 'parts' 0: 'count' must be a whole number, got 'True'"),
+        ({"parts": [{}]}, "x.json: 'parts' 0: 'count' is missing"),
+        ({"parts": [7]}, "x.json: 'parts' 0 must be an object, got '7'"),
+        ({"ratio": {"a": None}}, "x.json: 'ratio' must be a number"),
+        ({"flag": "yes"}, "x.json: 'flag' must be true or false, got 'yes'"),
+        ({"inner": []}, "x.json: 'inner' must be an object, got"),
+    ],
+)
+def test_a_wrong_field_is_named_with_what_was_expected_and_found(change, message):
+    with pytest.raises(InputError) as refusal:
+        from_builtins(Outer, {**to_builtins(OUTER), **change}, "x.json")
+    assert str(refusal.value).startswith(message)
+
+
+def test_what_is_no_object_is_refused():
+    with pytest.raises(InputError, match=r"x\.json must be an object, got 'None'"):
+        from_builtins(Outer, None, "x.json")

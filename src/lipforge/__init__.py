@@ -13,7 +13,7 @@ _MODULES = {
     for alias in node.names
 }
 
-__all__ = sorted(_MODULES)  # noqa: PLE0605  # the names of __init__.pyi
+__all__ = sorted(_MODULES)  # the names of __init__.pyi
 
 
 def __getattr__(name: str) -> Any:

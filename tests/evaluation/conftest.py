@@ -2,7 +2,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-import lipforge.evaluation.estimate
+import lipforge.evaluation.estimates
 import lipforge.progress
 import lipforge.runs.workers
 
@@ -26,8 +26,8 @@ def heard(monkeypatch) -> list[Heard]:
         label: str, total: int | None, *, done: int = 0, show: bool | None = None, status: object = ""
     ) -> Any:
         said.append(Heard(label, total, done, status))
-        return real(label, total, done=done, show=False, status=status)
+        return real(label, total, done=done, show_progress=False, status=status)
 
-    for module in (lipforge.runs.workers, lipforge.evaluation.estimate):
+    for module in (lipforge.runs.workers, lipforge.evaluation.estimates):
         monkeypatch.setattr(module, "progress", listening)
     return said

@@ -13,7 +13,8 @@ import sys
 from pathlib import Path
 
 from lipforge.attacks import APGD, Cascade, Square
-from lipforge.evaluation import RobustResult, evaluate
+from lipforge.evaluation import evaluate
+from lipforge.results import RobustResult
 from lipforge.runs import RunDir
 from tests.evaluation.toys import THREAT, labelled, linear
 
@@ -25,7 +26,14 @@ def run(folder: Path) -> RobustResult:
     model = linear(classes=4)
     with RunDir.open(folder) as directory:
         return evaluate(
-            model, labelled(model, 40), ATTACK, THREAT, run=directory, batch_size=4, save_images=True, show=False
+            model,
+            labelled(model, 40),
+            ATTACK,
+            THREAT,
+            run=directory,
+            batch_size=4,
+            save_images=True,
+            show_progress=False,
         )
 
 

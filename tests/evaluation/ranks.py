@@ -18,9 +18,9 @@ from lipforge.records import write_json
 from lipforge.runs import RunDir
 from lipforge.types import Classifier
 from tests.evaluation.kills import ATTACK
-from tests.evaluation.test_search import search
-from tests.evaluation.test_search import untimed as untimed_search
 from tests.evaluation.toys import THREAT, labelled, linear
+from tests.search.test_choose import search
+from tests.search.test_choose import untimed as untimed_search
 
 
 def ending(classifier: Classifier, passes: int, end: Callable[[], None]) -> Classifier:
@@ -50,9 +50,11 @@ def main() -> None:
     passes, end = (30, die) if is_last else (15, signal.pause)
     mortal = ending(model, passes if first_life else -1, end)
     with process_group(torch.device("cpu")), RunDir.open(folder / "run") as run:
-        kept = evaluate(mortal, data, ATTACK, THREAT, run=run, batch_size=4, identity={"model": "linear"}, show=False)
-        in_memory = evaluate(mortal, data, ATTACK, THREAT, batch_size=4, show=False)
-        searched = search(run=run, audit=0.3)
+        kept = evaluate(
+            mortal, data, ATTACK, THREAT, run=run, batch_size=4, identity={"model": "linear"}, show_progress=False
+        )
+        in_memory = evaluate(mortal, data, ATTACK, THREAT, batch_size=4, show_progress=False)
+        searched = search(run=run, recheck=0.3)
     write_json(folder / f"{rank}.json", {"kept": kept, "in_memory": in_memory, "searched": untimed_search(searched)})
     leave(0)
 

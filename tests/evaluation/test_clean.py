@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, ModelError
-from lipforge.evaluation.clean import clean_accuracy
+from lipforge.evaluation import clean_accuracy
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -30,5 +30,5 @@ def test_logits_that_are_not_finite_name_the_image():
     x = images(9)
     x[:, 0, 0, 0] = 0.5
     x[6, 0, 0, 0] = 1.0
-    with pytest.raises(ModelError, match="not finite for image 6"):
+    with pytest.raises(ModelError, match="NaN or infinite logits for image 6"):
         clean_accuracy(Broken().eval(), (x, torch.zeros(9, dtype=torch.long)), batch_size=4)

@@ -18,7 +18,7 @@ from lipforge.evaluation.compare import (
     paired,
     paired_interval,
 )
-from lipforge.records import to_plain
+from lipforge.records import to_builtins
 from tests.evaluation.toys import THREAT, labelled, linear
 
 
@@ -148,7 +148,7 @@ def test_impossible_counts_are_refused(call):
 
 
 def test_a_comparison_becomes_json():
-    plain = to_plain(with_counts(1, 2, 10))
+    plain = to_builtins(with_counts(1, 2, 10))
     assert plain["gained_images"] == [0]
     assert plain["lost_images"] == [1, 2]
     assert plain["interval"][0] < 0 < plain["interval"][1]

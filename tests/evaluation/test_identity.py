@@ -1,15 +1,12 @@
 """What tells two evaluations apart."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import PGD, Attack, Cascade, Trial, autoattack, parse_attack
+from lipforge.batching import as_data
 from lipforge.data import from_arrays, take
-from lipforge.evaluation.identity import attack_text, task_name
-from lipforge.pairs import as_data
+from lipforge.evaluation import task_name
 from lipforge.runs.identity import data_identity, model_identity
 from lipforge.types import Threat
 from tests.evaluation.toys import linear
@@ -55,27 +52,6 @@ def test_data_is_told_apart_by_content_and_by_which_images_of_it():
     changed = x.clone()
     changed[21, 0, 0, 0] = 1 - changed[21, 0, 0, 0]  # an image that the sample may miss; a pair is digested whole
     assert data_identity(as_data((x, y))) != data_identity(as_data((changed, y)))
-
-
-def test_autoattack_always_says_its_version_and_whatever_else_is_not_the_default():
-    assert attack_text(autoattack()) == "autoattack:version=standard"
-    assert parse_attack(attack_text(autoattack())) == autoattack()
-    exact = autoattack("fast", prepare=False)
-    assert attack_text(exact) == "autoattack:version=fast,prepare=false"
-    assert parse_attack(attack_text(exact)) == exact
-    assert attack_text(autoattack(precision="float16")) == "autoattack:version=standard,precision=float16"
-    assert attack_text(Cascade((PGD(steps=3), PGD()))) == "pgd:steps=3 + pgd"
-
-
-def test_an_attack_of_the_user_is_known_by_what_it_prints():
-    @dataclass(frozen=True)
-    class Mine(Attack):
-        name = "mine"
-        strength: int = 3
-
-        def attack(self, trial: Trial) -> None: ...
-
-    assert attack_text(Mine(4)).endswith("Mine(strength=4)")
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from lipforge.evaluation import evaluate
-from lipforge.records import to_plain
+from lipforge.records import to_builtins
 from tests.evaluation.kills import ATTACK
-from tests.evaluation.test_search import search
-from tests.evaluation.test_search import untimed as untimed_search
 from tests.evaluation.toys import THREAT, labelled, linear, untimed
+from tests.search.test_choose import search
+from tests.search.test_choose import untimed as untimed_search
 from tests.torchrun import torchrun
 
 
@@ -20,8 +20,8 @@ def test_ranks_of_torchrun_get_the_result_of_one_process_even_if_one_is_killed(t
     assert code == 0, errors
     assert "SIGKILL" in errors or "Signal 9" in errors or "exitcode: -9" in errors, errors
     model = linear(classes=4)
-    searched = to_plain(untimed_search(search(audit=0.3)))
-    expected = to_plain(untimed(evaluate(model, labelled(model, 40), ATTACK, THREAT, batch_size=4)))
+    searched = to_builtins(untimed_search(search(recheck=0.3)))
+    expected = to_builtins(untimed(evaluate(model, labelled(model, 40), ATTACK, THREAT, batch_size=4)))
     for rank in range(count):
         found = json.loads((tmp_path / f"{rank}.json").read_text())
         assert without_times(found["kept"]) == expected

@@ -1,11 +1,11 @@
-"""A linear classifier, for which it is known which images can be fooled."""
+"""A linear classifier, for which it is known which images can be broken."""
 
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.evaluation import RobustResult
+from lipforge.results import RobustResult
 from lipforge.types import Threat
 from tests.nets import images, seeded
 
@@ -25,8 +25,8 @@ def labelled(model: nn.Module, count: int = 22, size: int = 4) -> tuple[Tensor, 
     return x, torch.where(wrong, (found + 1) % int(model(x).shape[1]), found)
 
 
-def standing(model: nn.Module, x: Tensor, y: Tensor) -> list[bool]:
-    """Which images no perturbation of THREAT can fool: the margin beats eps times the l1 norm of the weights' gap."""
+def robust_images(model: nn.Module, x: Tensor, y: Tensor) -> list[bool]:
+    """Which images no perturbation of THREAT can break: the margin beats eps times an l1 norm."""
     weight = model[1].weight  # type: ignore[index]
     gaps = (weight[y][:, None] - weight[None]).abs().sum(dim=2) * THREAT.eps
     logits = model(x)

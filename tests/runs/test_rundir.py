@@ -6,21 +6,15 @@ import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from lipforge.errors import InputError, RunError
-from lipforge.runs import RunDir, open_task, record
+from lipforge.results import CleanResult, record
+from lipforge.runs import RunDir, open_task
 
 CONFIG = {"attack": "pgd", "model": {"tensors": "ab", "view": None}, "eps": 8 / 255}
-
-
-@dataclass(frozen=True)
-class TransferResult:
-    count: int
-    interval: tuple[float, float]
 
 
 def test_the_same_task_again_is_the_same_task(tmp_path):
@@ -103,19 +97,30 @@ def test_a_damaged_config_is_an_error_that_names_the_file(tmp_path):
 
 def test_a_result_says_what_it_is_and_comes_back(tmp_path):
     with RunDir.open(tmp_path) as run:
-        path = run.write_result("transfer-a", TransferResult(3, (0.25, 0.5)))
-        assert run.read_result("transfer-a") == {
-            "kind": "transfer",
-            "format": 1,
-            "count": 3,
-            "interval": [0.25, 0.5],
-        }
-    assert path == tmp_path / "results" / "transfer-a.json"
-    assert run.results() == ["transfer-a"]
+        result = CleanResult(4, 1, 0.25, (0.01, 0.81))
+        path = run.write_result("clean-a", result)
+        assert run.read_result("clean-a") == result
+    expected = {"kind": "clean", "format": 2, "count": 4, "correct": 1, "accuracy": 0.25, "interval": [0.01, 0.81]}
+    assert json.loads(path.read_text()) == expected
+    assert path == tmp_path / "results" / "clean-a.json"
+    assert run.results() == ["clean-a"]
 
 
-def test_only_a_dataclass_is_a_result():
-    with pytest.raises(InputError, match="must be a dataclass, got dict"):
+def test_a_run_directory_or_result_of_another_format_is_refused_with_the_way_out(tmp_path):
+    run = RunDir.open(tmp_path)
+    folder = tmp_path / "shards" / "base"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"config": CONFIG, "count": 10, "size": 4}))
+    with pytest.raises(RunError, match=r"shards/base was written in format 1 .* with a new run directory"):
+        run.task("base", CONFIG, 10, 4)
+    path = run.write_result("a", CleanResult(4, 1, 0.25, (0.01, 0.81)))
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    with pytest.raises(InputError, match=r"a\.json was written in format 1 .* run the command again"):
+        run.read_result("a")
+
+
+def test_only_a_result_is_recorded():
+    with pytest.raises(InputError, match=r"must be one of lipforge\.results, got dict"):
         record({"count": 3})
 
 

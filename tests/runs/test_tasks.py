@@ -122,7 +122,7 @@ def test_no_lock_is_left_beside_a_finished_shard(task):
 
 
 def test_a_shard_that_lacks_what_belongs_to_it_counts_as_missing(tmp_path):
-    task = RunDir.open(tmp_path).task("base", {}, 8, 3, complete=lambda images, result: images.start == 0)
+    task = RunDir.open(tmp_path).task("base", {}, 8, 3, complete=lambda task, images, result: images.start == 0)
     task.write(0, RESULT)
     task.write(1, RESULT)
     assert (task.read(0), task.read(1)) == (RESULT, None)

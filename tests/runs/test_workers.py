@@ -146,7 +146,7 @@ def test_progress_counts_images_and_shows_the_status(tmp_path, capsys, monkeypat
         wait_until(lambda: threading.Timer not in map(type, threading.enumerate()), "the bar starts")
         return squares(images)
 
-    work(open_task(None, "squares", {}, 7, 3), compute, "squaring", status=Largest(), show=True)
+    work(open_task(None, "squares", {}, 7, 3), compute, "squaring", status=Largest(), show_progress=True)
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert "up to 36" in shown

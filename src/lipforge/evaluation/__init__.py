@@ -1,34 +1,19 @@
-"""How often a classifier is right, clean and under attack, with how sure that is."""
+"""How often a classifier is right, clean and under attack, with how sure that is; it cannot tell base from forged."""
 
-from lipforge.evaluation.clean import CleanResult, clean_accuracy
-from lipforge.evaluation.compare import Comparison, compare, images_to_decide, paired
-from lipforge.evaluation.intervals import clopper_pearson, wilson
-from lipforge.evaluation.plot import plot_tradeoff
-from lipforge.evaluation.results import RobustResult
-from lipforge.evaluation.robust import evaluate
-from lipforge.evaluation.scores import RatioScore, SearchResult
-from lipforge.evaluation.search import search_ratio
-from lipforge.evaluation.sweep import SweepResult, SweepRow, sweep
-from lipforge.evaluation.transfer import TransferResult, transfer
+from lipforge.evaluation.estimates import PROBE, estimate
+from lipforge.evaluation.robust import BATCH_SIZE, clean_accuracy, evaluate, task_name
+from lipforge.evaluation.sweeps import sweep, sweep_name
+from lipforge.evaluation.transfers import REFINE, transfer
 
 __all__ = [
-    "CleanResult",
-    "Comparison",
-    "RatioScore",
-    "RobustResult",
-    "SearchResult",
-    "SweepResult",
-    "SweepRow",
-    "TransferResult",
+    "BATCH_SIZE",
+    "PROBE",
+    "REFINE",
     "clean_accuracy",
-    "clopper_pearson",
-    "compare",
+    "estimate",
     "evaluate",
-    "images_to_decide",
-    "paired",
-    "plot_tradeoff",
-    "search_ratio",
     "sweep",
+    "sweep_name",
+    "task_name",
     "transfer",
-    "wilson",
 ]

@@ -1,26 +1,27 @@
 """Accuracy under attack, shard by shard: it can be killed, resumed and shared, and gives the same numbers."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+import functools
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, get_args
 
 import torch
+from safetensors.torch import save
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack
-from lipforge.batching import ImageData, check_eval, device_of
+from lipforge.attacks import Attack, AttackResult, attack_text
+from lipforge.attacks.base import check_labels, logits_of
+from lipforge.attacks.folding import CHECKED
+from lipforge.batching import ImageData, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError
-from lipforge.evaluation.identity import attack_text, task_name
-from lipforge.evaluation.intervals import Method
-from lipforge.evaluation.results import About, RobustResult, gather
-from lipforge.evaluation.shards import Job, has_images
-from lipforge.evaluation.watch import Watch
-from lipforge.pairs import as_data
-from lipforge.ranks import is_first
-from lipforge.runs import RunDir, open_task, work
-from lipforge.runs.environment import lipforge_version
-from lipforge.runs.identity import data_identity, identified
-from lipforge.runs.tasks import digest_of
+from lipforge.progress import progress
+from lipforge.records import to_builtins, write_whole
+from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
+from lipforge.results.evaluation import common_order, numbered
+from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
+from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
 
 BATCH_SIZE = 100
@@ -42,17 +43,15 @@ def evaluate(
     save_images: bool = False,
     interval: Method = "clopper-pearson",
     identity: Mapping[str, Any] | None = None,
-    device: torch.device | None = None,
-    show: bool | None = None,
+    show_progress: bool | None = None,
 ) -> RobustResult:
-    """How many images of `data` stand against `attack`, image by image, with intervals, passes and doubts.
+    """How many images of `data` are robust to `attack`, image by image, with intervals, passes and notes.
 
     With `run` every shard is kept: the same call again resumes, other processes may help, and torchrun's ranks share
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
     `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run.
     `save_images` keeps the adversarial images beside each shard, as float32.
     """
-    source = as_data(data)
     shard_size = batch_size if shard_size is None else shard_size
     if batch_size < 1 or shard_size < 1:
         raise InputError(f"batch_size and shard_size must be at least 1, got {batch_size} and {shard_size}")
@@ -60,36 +59,206 @@ def evaluate(
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
     if save_images and run is None:
         raise InputError("save_images needs a run directory to keep the images in; pass run=RunDir.open(path)")
-    if isinstance(classifier, nn.Module):
-        check_eval(classifier)
-        device = device_of(classifier) if device is None else device
-    job = Job(classifier, source, attack, threat, seed, batch_size, device)
     text = attack_text(attack)
-    name = task_name(label, text, threat, seed)
-    config = _config(job, identified(classifier, identity, in_run=run is not None))
-    task = open_task(run, name, config, len(source), shard_size)
-    if save_images:
-        task = replace(task, complete=lambda images, shard: has_images(task, images, shard))
-    watch = Watch()
-    shards = work(
-        task, lambda images: job.shard(images, watch, task if save_images else None), label, status=watch, show=show
+    experiment = Experiment.open(
+        data, classifier, run=run, shard_size=shard_size, identity=identity, show_progress=show_progress
     )
-    images = digest_of(config["data"])
-    about = About(label, model_name, source.name, text, str(threat), threat.norm, threat.eps, seed, images)
-    result = gather(about, shards, interval)
-    if run is not None and is_first():
-        run.write_result(name, result)
-    return result
+    config = {**attack_config(attack, threat, seed), "batch_size": batch_size}
+    name = task_name(label, text, threat, seed)
+    task = experiment.task(name, {"model": classifier}, config, complete=has_images if save_images else None)
+    watch, prepared = Watch(), prepared_once(experiment, attack, classifier)
+
+    def attacked(shard: Shard) -> dict[str, Any]:
+        keep = (lambda images: save_shard(task, shard, images)) if save_images else None
+        return attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch=watch, keep=keep)
+
+    shards = experiment.work(task, attacked, title=label, status=watch)
+    outcome, stages = tuple(joined(shards, "outcome")), merge_stages(shards)
+    result = RobustResult(
+        label=label,
+        model=model_name,
+        data=experiment.data.name,
+        attack=text,
+        threat=str(threat),
+        norm=threat.norm,
+        eps=threat.eps,
+        seed=seed,
+        **accuracies(outcome, interval),
+        outcome=outcome,
+        stages=stages,
+        **totals(shards),
+        early_stopped=len(joined(shards, "early_stopped")),
+        notes=merge_notes(read_notes(shards), len(outcome)),
+        interval_method=interval,
+        data_digest=experiment.data_digest,
+    )
+    return experiment.finish(name, result)
 
 
-def _config(job: Job, model: Mapping[str, Any]) -> dict[str, Any]:
-    """Everything that determines the numbers; versions of other packages and the device are recorded, not compared."""
+def attack_shard(
+    classifier: Classifier,
+    shard: Shard,
+    attack: Attack,
+    threat: Threat,
+    seed: int,
+    batch_size: int,
+    *,
+    watch: Watch | None = None,
+    keep: Callable[[Tensor], dict[str, str]] | None = None,
+) -> dict[str, Any]:
+    """What became of a shard's images, attacked batch by batch, ready for JSON; `keep` gets the adversarial images."""
+    parts, images = [], []
+    for batch in shard.split(batch_size):
+        started = time.perf_counter()
+        result = attack.run(classifier, *batch[:2], threat=threat, seed=seed, sample_ids=batch.ids, watch=watch)
+        parts.append(
+            {
+                "outcome": result.outcome,
+                "correct": len(batch.x) - result.outcome.count(MISCLASSIFIED),
+                "early_stopped": batch.ids[result.early_stopped].tolist(),
+                "stages": to_builtins(result.stages),
+                **spent(result, started),
+            }
+        )
+        images.append(result.images.cpu())
     return {
-        "lipforge": lipforge_version(),
-        "model": dict(model),
-        "data": data_identity(job.data),
-        "attack": attack_text(job.attack),
-        "threat": {"norm": job.threat.norm, "eps": job.threat.eps},
-        "seed": job.seed,
-        "batch_size": job.batch_size,
+        **(keep(torch.cat(images)) if keep is not None else {}),
+        "correct": sum(part["correct"] for part in parts),
+        **totals(parts),
+        **{name: joined(parts, name) for name in ("outcome", "early_stopped", "notes")},
+        "stages": to_builtins(merge_stages(parts)),
     }
+
+
+def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
+    """The name of an evaluation's shards and result in a run directory.
+
+    >>> task_name("forged", "pgd:steps=50", Threat("linf", "8/255"), seed=0)
+    'forged__pgd-steps=50__linf-8over255'
+    """
+    parts = [slug(part) for part in (label, attack, str(threat).replace("/", "over"))]
+    return "__".join([*parts, *([f"seed-{seed}"] if seed else [])])
+
+
+def attack_config(attack: Attack, threat: Threat, seed: int) -> dict[str, Any]:
+    """What identifies an attack in a task."""
+    return {"attack": attack_text(attack), "threat": {"norm": threat.norm, "eps": threat.eps}, "seed": seed}
+
+
+def prepared_once(experiment: Experiment, attack: Attack, classifier: Classifier) -> Callable[[], Classifier]:
+    """What the attack searches on, made when it is first asked for: a folded copy is made once per run, not per batch.
+
+    It is checked on the first images of the data, so it does not depend on which shards are left to compute.
+    """
+    count = min(CHECKED, len(experiment.data))
+    return functools.cache(lambda: attack.prepared(classifier, experiment.read(range(count)).x))
+
+
+def accuracies(outcome: Sequence[str], method: Method = "clopper-pearson") -> dict[str, Any]:
+    """Count, clean and robust accuracy with intervals: the fields that every result has."""
+    count = len(outcome)
+    correct, robust = count - outcome.count(MISCLASSIFIED), outcome.count(ROBUST)
+    return {
+        "count": count,
+        "clean_accuracy": correct / count,
+        "clean_interval": interval_of(correct, count, method),
+        "robust_accuracy": robust / count,
+        "interval": interval_of(robust, count, method),
+    }
+
+
+def spent(result: AttackResult, started: float) -> dict[str, Any]:
+    """The passes, seconds and notes of an attack, ready for JSON."""
+    return {
+        "forwards": int(result.forwards.sum()),
+        "backwards": int(result.backwards.sum()),
+        "seconds": time.perf_counter() - started,
+        "notes": to_builtins(result.notes),
+    }
+
+
+def totals(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The sums of passes and seconds."""
+    return {name: sum(part[name] for part in parts) for name in ("forwards", "backwards", "seconds")}
+
+
+def joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
+    """One list of the lists that the parts have under that name."""
+    return [item for part in parts for item in part[name]]
+
+
+def read_notes(parts: Sequence[Mapping[str, Any]]) -> list[Note]:
+    """All notes of the parts."""
+    return [Note(**note) for note in joined(parts, "notes")]
+
+
+def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`.
+
+    Where no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that
+    it lacks with what it had left.
+    """
+    lists = [numbered([Stage(**stage) for stage in part["stages"]]) for part in parts]
+    left = [int(part["correct"]) for part in parts]
+    merged = []
+    for key in common_order([list(stages) for stages in lists]):
+        found = [stages[key] for stages in lists if key in stages]
+        left = [stages[key].robust if key in stages else before for stages, before in zip(lists, left, strict=True)]
+        merged.append(
+            Stage(
+                attack=key[0],
+                robust=sum(left),
+                forwards=sum(stage.forwards for stage in found),
+                backwards=sum(stage.backwards for stage in found),
+                seconds=sum(stage.seconds for stage in found),
+            )
+        )
+    return tuple(merged)
+
+
+def save_shard(task: Task, shard: Shard, images: Tensor) -> dict[str, str]:
+    """Write a shard's adversarial images beside it, and give their digest."""
+    content = save({"images": images})
+    write_whole(images_path(task, int(shard.ids[0])), content)
+    return {"images": hashlib.sha256(content).hexdigest()}
+
+
+def images_path(task: Task, first: int) -> Path:
+    """Where the adversarial images of the shard that begins with the image `first` are."""
+    return task.path(first // task.size, ".safetensors")
+
+
+def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:
+    """Whether the adversarial images of a finished shard are there, and are the ones it was written with."""
+    try:
+        content = images_path(task, images.start).read_bytes()
+    except FileNotFoundError:
+        return False
+    return hashlib.sha256(content).hexdigest() == shard.get("images")
+
+
+def clean_accuracy(
+    model: nn.Module,
+    data: ImageSource,
+    *,
+    batch_size: int = BATCH_SIZE,
+    label: str = "clean accuracy",
+    show_progress: bool | None = None,
+) -> CleanResult:
+    """The share of `data` that `model` classifies correctly; `data` must carry labels."""
+    check_eval(model)
+    device = device_of(model)
+    correct = torch.zeros((), dtype=torch.int64, device=device)
+    count = 0
+    with torch.no_grad(), progress(label, image_count(data), show=show_progress) as step:
+        for batch in batches(data, batch_size):
+            if batch.labels is None:
+                raise InputError("data must carry labels: pass a data set or an (images, labels) pair")
+            ids = torch.arange(batch.first, batch.first + len(batch.images))
+            logits, labels = logits_of(model, batch.images.to(device), ids), batch.labels.to(device)
+            check_labels(labels, logits.shape[1])
+            correct += (logits.argmax(dim=1) == labels).sum()
+            count += len(batch.images)
+            step(len(batch.images))
+    found = int(correct)
+    return CleanResult(count, found, found / count, clopper_pearson(found, count))

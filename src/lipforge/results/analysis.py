@@ -99,5 +99,3 @@ class Analysis:
     product: ProductBound | None
     network: NetworkReport
     notes: tuple[str, ...]
-
-

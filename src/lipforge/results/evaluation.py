@@ -1,6 +1,6 @@
 """What attacks and evaluations found."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,7 +11,7 @@ ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
 
 SQUARE_SHARE = 0.002
-"""The share of images that Square may break after the gradient attacks before that is worth a note, as in AutoAttack."""
+"""The share of images that Square may break after gradient attacks before that is worth a note, as in AutoAttack."""
 
 
 @dataclass(frozen=True)
@@ -248,3 +248,31 @@ class Estimate:
     devices: int
     wall_seconds: float
     assumptions: tuple[str, ...]
+
+
+Key = tuple[str, int]
+"""An attack, and how often the same attack came before it: a cascade may hold one twice."""
+
+
+def numbered(stages: Sequence[Stage]) -> dict[Key, Stage]:
+    """Stages by attack and number."""
+    found: dict[Key, Stage] = {}
+    for stage in stages:
+        found[stage.attack, sum(key[0] == stage.attack for key in found)] = stage
+    return found
+
+
+def common_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
+    """All keys, each after those that come before it in its list.
+
+    >>> common_order([[("a", 0), ("d", 0)], [("a", 0), ("b", 0), ("d", 0)]])
+    [('a', 0), ('b', 0), ('d', 0)]
+    """
+    order: list[Key] = []
+    for keys in lists:
+        place = 0
+        for key in keys:
+            if key not in order:
+                order.insert(place, key)
+            place = order.index(key) + 1
+    return order

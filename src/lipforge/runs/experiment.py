@@ -57,7 +57,7 @@ class Experiment:
     shard_size: int = SHARD_SIZE
     identity: Mapping[str, Any] | None = None
     show_progress: bool | None = None
-    _identities: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _identities: dict[int, tuple[object, dict[str, Any]]] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(
@@ -142,14 +142,15 @@ class Experiment:
         return result
 
     def _data_identity(self) -> dict[str, Any]:
-        if id(self.data) not in self._identities:
-            self._identities[id(self.data)] = data_identity(self.data)
-        return self._identities[id(self.data)]
+        return self._once(self.data, lambda: data_identity(self.data))
 
     def _model_identity(self, classifier: Classifier) -> dict[str, Any]:
-        if id(classifier) not in self._identities:
-            self._identities[id(classifier)] = identified(classifier, self.identity, in_run=self.run is not None)
-        return self._identities[id(classifier)]
+        return self._once(classifier, lambda: identified(classifier, self.identity, in_run=self.run is not None))
+
+    def _once(self, subject: object, identify: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        if id(subject) not in self._identities:
+            self._identities[id(subject)] = subject, identify()  # kept with it, so that no other gets its id
+        return self._identities[id(subject)][1]
 
 
 Outcomes = Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]

@@ -19,7 +19,7 @@ from lipforge.records import to_builtins, write_json
 Compute = Callable[[range], Mapping[str, Any]]
 """The result of one shard, from the positions of its images alone; ready for JSON."""
 
-Complete = Callable[[range, Mapping[str, Any]], bool]
+Complete = Callable[["Task", range, Mapping[str, Any]], bool]
 
 ABANDONED = 3600.0
 """Seconds after which a half-written file is nobody's, where no lock tells: writing one takes moments."""
@@ -120,7 +120,7 @@ class Task:
         result: dict[str, Any] = content["result"]
         if content.get("sha256") != digest_of(result):
             raise DamagedShardError("its content does not match its checksum")
-        return result if self.complete is None or self.complete(images, result) else None
+        return result if self.complete is None or self.complete(self, images, result) else None
 
     def _tidy(self, index: int, *, alone: bool) -> None:
         """Set a damaged file aside and remove what a killed process left half-written.

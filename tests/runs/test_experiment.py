@@ -3,11 +3,9 @@
 import pytest
 
 from lipforge.attacks import FGSM, Cascade
-from lipforge.evaluation import evaluate, sweep, transfer
-from lipforge.evaluation.estimate import estimate
-from lipforge.evaluation.search import search_ratio
-from lipforge.evaluation.watch import Watch
-from lipforge.runs import RunDir
+from lipforge.evaluation import estimate, evaluate, sweep, transfer
+from lipforge.runs import RunDir, Watch
+from lipforge.search.choose import search_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 
@@ -28,7 +26,7 @@ def _transfer(model, data):
 
 def _search(model, data):
     views = lambda setting: {"only": model}  # noqa: E731
-    search_ratio(views, data, ATTACK, THREAT, metric="plain", ratios=[0.5], shard_size=10, rounds=2)
+    search_ratio(views, data, ATTACK, THREAT, metric="non-adaptive", ratios=[0.5], shard_size=10, rounds=2)
 
 
 def _estimate(model, data):
@@ -41,11 +39,11 @@ def _estimate(model, data):
         (_evaluate, "mine", ["robust"], "fgsm"),
         (_sweep, "mine, fgsm", ["linf 0.02"], "fgsm, linf 0.02"),
         (_transfer, "here to there", ["here", "there"], "fgsm"),
-        (_search, "search: round 2 of 2", ["base", "2^-1"], "2^-1: push"),
+        (_search, "search: round 2 of 2", ["base", "2^-1"], "2^-1: refine"),
         (_estimate, "mine: probe of 8 images", [], "fgsm"),
     ],
 )
-def test_progress_says_what_stands_so_far_and_which_attack_is_at_work(heard, work, title, names, attack):
+def test_progress_says_what_is_robust_so_far_and_which_attack_is_running(heard, work, title, names, attack):
     model = small_net()
     work(model, small_images(model, 20))
     label, _, _, status = heard[-1]

@@ -1,8 +1,8 @@
 import pytest
 
 from lipforge.errors import InputError
-from lipforge.evaluation.plot import plot_tradeoff
-from tests.evaluation.test_search import search
+from lipforge.search import plot_tradeoff
+from tests.search.test_choose import search
 
 
 def test_every_attacked_ratio_is_in_the_picture_and_the_chosen_one_is_marked(tmp_path):

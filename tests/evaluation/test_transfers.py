@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from lipforge.attacks import APGD, FGSM, PGD
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
-from lipforge.evaluation.transfer import TransferResult, transfer
+from lipforge.evaluation import transfer
 from lipforge.models import load_model
+from lipforge.results import TransferResult
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.evaluation.toys import labelled, linear
@@ -35,12 +36,12 @@ def crafted(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def test_on_linear_models_the_target_meets_the_best_point_of_the_source():
     source = linear()
     target, (x, y) = other(source, 0.05), labelled(source, count=60)
-    found = transfer(source, target, (x, y), PGD(steps=5), THREAT, push=20)
+    found = transfer(source, target, (x, y), PGD(steps=5), THREAT, refine=20)
     right = source(x).argmax(dim=1) == y
     # Images that the source gets wrong are not crafted.
     points = torch.where(right[:, None, None, None], crafted(source, x, y), x)
-    stands = (target(x).argmax(dim=1) == y) & (target(points).argmax(dim=1) == y)
-    assert found.robust == stands.tolist()
+    robust = (target(x).argmax(dim=1) == y) & (target(points).argmax(dim=1) == y)
+    assert found.robust == robust.tolist()
     assert 0 < found.transferred <= found.shared < sum(right)
     assert found.source_robust_accuracy == int((source(points).argmax(dim=1) == y).sum()) / 60
 
@@ -52,19 +53,19 @@ def test_the_counts_are_those_of_the_outcomes():
     assert found.shared == sum(start == "fgsm" and end != "misclassified" for start, end in pairs)
     assert found.transferred == sum(start == "fgsm" and end == "transfer" for start, end in pairs)
     assert found.robust_accuracy == found.outcome.count("robust") / 60
-    assert str(found).endswith("this is 60 images")
+    assert str(found).endswith(", n = 60")
 
 
-def test_a_pushed_point_fools_the_target_more_often():
-    source, attack = linear(), PGD(steps=20, step=0.1, random=False)
+def test_a_refined_point_fools_the_target_more_often():
+    source, attack = linear(), PGD(steps=20, step_size=0.1, random_start=False)
     target, data = other(source, 0.05), labelled(source, count=60)
-    near, far = (transfer(source, target, data, attack, THREAT, push=steps).transferred for steps in (0, 20))
+    near, far = (transfer(source, target, data, attack, THREAT, refine=steps).transferred for steps in (0, 20))
     assert near < far
 
 
 def test_a_source_is_its_own_best_target():
     source = linear()
-    found = transfer(source, source, labelled(source, count=60), FGSM(), THREAT, push=0)
+    found = transfer(source, source, labelled(source, count=60), FGSM(), THREAT, refine=0)
     assert found.transferred == found.shared > 0
     assert found.robust_accuracy == found.source_robust_accuracy
 
@@ -82,32 +83,32 @@ def test_a_run_keeps_the_result_and_resumes(tmp_path):
     next((tmp_path / "shards").glob("transfer__a-to-b__*/0002.json")).unlink()
     assert once() == first
     (name,) = RunDir.open(tmp_path).results()
-    assert name == "transfer__a-to-b__fgsm__linf-16over255"
-    assert RunDir.open(tmp_path).read_result(name)["kind"] == "transfer"
+    assert name == first.name == "transfer__a-to-b__fgsm__linf-16over255"
+    assert dataclasses.replace(RunDir.open(tmp_path).read_result(name), seconds=0.0) == first
 
 
 def test_on_real_images_a_foreign_source_fools_less_than_the_target_itself():
     target, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=16)
     source = load_model("resnet20", pretrained=False)
     threat = Threat("linf", "8/255")
-    foreign = transfer(source, target, data, PGD(steps=3), threat, push=2)
-    own = transfer(target, target, data, PGD(steps=3), threat, push=2)
+    foreign = transfer(source, target, data, PGD(steps=3), threat, refine=2)
+    own = transfer(target, target, data, PGD(steps=3), threat, refine=2)
     assert own.robust_accuracy < foreign.robust_accuracy <= foreign.clean_accuracy == own.clean_accuracy
 
 
-def test_a_source_is_no_weaker_against_its_own_pushed_points_than_it_says():
+def test_a_source_is_no_weaker_against_its_own_refined_points_than_it_says():
     source = linear()
-    found = transfer(source, source, labelled(source, count=60), PGD(steps=2, step=0.1), THREAT)
-    assert "push" in found.source_outcome
+    found = transfer(source, source, labelled(source, count=60), PGD(steps=2, step_size=0.1), THREAT)
+    assert "refine" in found.source_outcome
     assert found.robust_accuracy == found.source_robust_accuracy
     assert found.transferred == found.shared
 
 
-def test_a_push_in_l1_is_refused_before_any_work():
+def test_refining_in_l1_is_refused_before_any_work():
     model = linear()
-    with pytest.raises(InputError, match="push knows the norms linf and l2, got l1; push 0"):
+    with pytest.raises(InputError, match="refine works in linf and l2, got l1; refine=0"):
         transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0))
-    assert transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0), push=0).count == 22
+    assert transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0), refine=0).count == 22
 
 
 def test_a_target_in_training_mode_is_refused():
@@ -115,6 +116,6 @@ def test_a_target_in_training_mode_is_refused():
         transfer(linear(), linear().train(), labelled(linear()), FGSM(), THREAT)
 
 
-def test_a_negative_push_is_refused():
-    with pytest.raises(InputError, match="push must be at least 0, got -1"):
-        transfer(linear(), linear(), labelled(linear()), FGSM(), THREAT, push=-1)
+def test_a_negative_number_of_steps_is_refused():
+    with pytest.raises(InputError, match="refine must be at least 0, got -1"):
+        transfer(linear(), linear(), labelled(linear()), FGSM(), THREAT, refine=-1)

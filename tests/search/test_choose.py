@@ -6,15 +6,12 @@ import pytest
 from torch import Tensor, nn
 
 from lipforge.errors import InputError, RunError
-from lipforge.evaluation.scores import (
-    RatioScore,
-    SearchResult,
-    label_of,
-)
-from lipforge.evaluation.search import search_ratio
 from lipforge.records import to_json
-from lipforge.runs import RunDir, record
-from tests.evaluation.tilted import ATTACK, THREAT, Backwards, Tilted, task
+from lipforge.results import RatioScore, SearchResult, record
+from lipforge.runs import RunDir
+from lipforge.search.choose import search_ratio
+from lipforge.search.score import label_of
+from tests.search.tilted import ATTACK, THREAT, Backwards, Tilted, task
 
 
 def views(setting: Any) -> dict[str, nn.Module]:
@@ -29,7 +26,7 @@ def untimed(result: SearchResult) -> SearchResult:
 
 
 def search(**changes: Any) -> SearchResult:
-    keywords: dict[str, Any] = {"metric": "plain", "ratios": (0.01, 0.02, 0.04), "shard_size": 20, **changes}
+    keywords: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01, 0.02, 0.04), "shard_size": 20, **changes}
     return search_ratio(views, task(), ATTACK, THREAT, **keywords)
 
 
@@ -41,7 +38,7 @@ def test_the_scores_are_those_of_the_closed_form_with_the_base_first():
         assert not isinstance(one.ratio, dict)
         assert one.clean_accuracy == int((Tilted(4 * one.ratio)(x).argmax(dim=1) == y).sum()) / 60  # type: ignore[operator]
         if one.status in ("base", "attacked"):
-            assert one.robust == Tilted(4 * one.ratio).stands(x, y)  # type: ignore[operator]
+            assert one.robust == Tilted(4 * one.ratio).robust(x, y)  # type: ignore[operator]
             assert one.robust_accuracy == sum(one.robust) / 60
     assert found.count == 60
     assert found.forwards == sum(one.forwards for one in found.scores)
@@ -62,12 +59,12 @@ class Wrong(Tilted):
         return super().forward(x).flip(1)
 
 
-def test_a_hopeless_ratio_is_stopped_and_says_after_how_many_images():
+def test_a_significantly_worse_ratio_is_stopped_and_says_after_how_many_images():
     def views(setting: Any) -> dict[str, nn.Module]:
         return {"only": Wrong() if setting == 0.5 else Tilted(setting)}
 
     def stopped(rounds: int) -> RatioScore:
-        keywords: dict[str, Any] = {"metric": "plain", "ratios": (0.01, 0.5), "shard_size": 20, "rounds": rounds}
+        keywords: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01, 0.5), "shard_size": 20, "rounds": rounds}
         return search_ratio(views, task(), ATTACK, THREAT, **keywords).scores[-1]
 
     assert (stopped(rounds=3).status, stopped(rounds=3).count) == ("stopped", 20)
@@ -85,32 +82,32 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
         next((tmp_path / "shards" / "search-1").glob("0000.json")).unlink()
         again = search(run=run)
         assert untimed(first) == untimed(again) == untimed(alone)
-        (due,) = (tmp_path / "shards").glob("search-1-due-*/0000.json")
-        due.unlink()
+        (late,) = (tmp_path / "shards").glob("search-1-pending-*/0000.json")
+        late.unlink()
         again = search(run=run)
         assert untimed(again) == untimed(alone)
-        assert due.exists()
+        assert late.exists()
         kept = run.read_result("search")
-    assert kept["kind"] == "search"
-    assert kept["chosen"] == first.chosen
-    assert kept == json.loads(to_json(record(again)))
+    assert kept == again
+    assert json.loads(to_json(record(kept)))["kind"] == "search"
     with pytest.raises(RunError, match="seed was 0, now 1"), RunDir.open(tmp_path) as run:
         search(run=run, seed=1)
     with pytest.raises(RunError, match="rounds was 1, now 2"), RunDir.open(tmp_path) as run:
         search(run=run, rounds=2)
 
 
-def test_what_is_due_is_attacked_in_shards_and_every_outcome_gets_back_to_its_image():
-    """The base looks the other way, so that the images of the ratio fall at the finish or not at all."""
+def test_what_is_pending_is_attacked_in_shards_and_every_outcome_gets_back_to_its_image():
+    """The base looks the other way, so that the images of the ratio are broken at the finish or not at all."""
 
     def views(setting: Any) -> dict[str, nn.Module]:
         return {"only": Tilted(4 * setting) if setting else Backwards()}
 
-    settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "audit": 1.0, "shard_size": 20, "rounds": 1}
+    settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "recheck": 1.0}
+    settings.update(shard_size=20, rounds=1)
     ratio = search_ratio(views, task(), ATTACK, THREAT, **settings).scores[1]
     assert ratio.attacked > 40
     assert ratio.outcome.count("pgd") > 10
-    assert ratio.robust == Tilted(0.04).stands(*task())
+    assert ratio.robust == Tilted(0.04).robust(*task())
 
 
 def test_resuming_between_the_groups_counts_no_pass_twice(tmp_path):
@@ -124,12 +121,12 @@ def test_resuming_between_the_groups_counts_no_pass_twice(tmp_path):
 
 
 def test_progress_ends_with_the_accuracies_of_the_result(heard):
-    """A round counts only once it is finished: until then images that will fall look robust."""
-    found = search(rounds=2, audit=0.5, all_ratios=True)
+    """A round counts only once it is finished: until then images that will be broken look robust."""
+    found = search(rounds=2, recheck=0.5, all_ratios=True)
     parts = [f"search: round {number} of 2{part}" for number in (1, 2) for part in ("", ", in full")]
     assert [one.label for one in heard] == ["search-clean", *parts]
     assert all(one.status == "attacked" for one in found.scores[1:])
-    accuracies = [f"{one.label} {100 * one.standing / 60:.1f} %" for one in found.scores]
+    accuracies = [f"{one.label} {100 * one.robust_count / 60:.1f} %" for one in found.scores]
     shares, _, attack = str(heard[-1].status).rpartition("  ")
     assert shares == ", ".join(accuracies)
     assert attack == f"{found.scores[-1].label}: pgd"
@@ -140,23 +137,23 @@ def test_progress_ends_with_the_accuracies_of_the_result(heard):
     [(60, 1, [60]), (60, 2, [20, 40]), (60, 4, [20, 20, 20]), (50, 2, [20, 30]), (30, None, [30])],
 )
 def test_rounds_are_whole_shards_and_about_as_many_each(heard, count, rounds, sizes):
-    settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "shard_size": 20, "rounds": rounds}
+    settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "shard_size": 20, "rounds": rounds}
     search_ratio(views, task(count), ATTACK, THREAT, **settings)
     assert [one.total for one in heard if "round" in one.label and "in full" not in one.label] == sizes
 
 
-def test_what_falls_in_the_contests_of_groups_falls_for_all_comparisons():
+def test_what_the_searches_of_groups_break_counts_in_all_comparisons():
     """Only the models of mappings give gradients that lead anywhere, and their points fool the others too."""
 
     def views(setting: Any) -> dict[str, nn.Module]:
         return {"only": Tilted(4 * sum(setting.values())) if isinstance(setting, dict) else Backwards(4 * setting)}
 
     def found(*groups: str) -> list[RatioScore]:
-        settings: dict[str, Any] = {"metric": "plain", "ratios": (0.01,), "groups": groups, "shard_size": 60}
+        settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "groups": groups, "shard_size": 60}
         return list(search_ratio(views, task(), ATTACK, THREAT, **settings).scores)
 
     alone, scores = found(), found("a", "b")
-    assert scores[0].standing < alone[0].standing
+    assert scores[0].robust_count < alone[0].robust_count
     assert scores[0].backwards == alone[0].backwards > 0
     compared = [one.against_base for one in scores[1:]]
     assert [one.base_accuracy for one in compared if one is not None] == [scores[0].robust_accuracy] * len(compared)
@@ -169,13 +166,15 @@ def test_groups_are_refined_one_after_the_other_and_never_get_worse():
     assert [one.base_accuracy for one in compared if one is not None] == [base] * len(compared)
     mappings = [one for one in found.scores if isinstance(one.ratio, dict)]
     assert {label_of(one.ratio).split("=")[0] for one in mappings} == {"a"}
-    single = max(one.standing for one in found.scores if one.status == "attacked" and not isinstance(one.ratio, dict))
-    assert found.best.standing >= single
+    single = max(
+        one.robust_count for one in found.scores if one.status == "attacked" and not isinstance(one.ratio, dict)
+    )
+    assert found.best.robust_count >= single
     x, y = task()
     for one in mappings:
         assert isinstance(one.ratio, dict)
         if one.status == "attacked":
-            assert one.robust == Tilted(4 * sum(one.ratio.values())).stands(x, y)
+            assert one.robust == Tilted(4 * sum(one.ratio.values())).robust(x, y)
     assert to_json(found)
 
 
@@ -186,8 +185,8 @@ def test_groups_are_refined_one_after_the_other_and_never_get_worse():
         ({"ratios": (0.0,)}, "at least one"),
         ({"ratios": (1.5,)}, r"\(0, 1\]"),
         ({"ratios": (-0.5, 0.1)}, r"\(0, 1\]"),
-        ({"near": 0.0}, "near must be above 0"),
-        ({"audit": 1.5}, "audit lie in"),
+        ({"skip_above": 0.0}, "skip_above must be above 0"),
+        ({"recheck": 1.5}, "recheck in"),
         ({"rounds": 0}, "rounds must be at least 1"),
     ],
 )
@@ -207,6 +206,6 @@ def test_the_cost_of_a_search_is_every_forward_of_every_model(groups):
 
     x, y = task()
     found = search_ratio(
-        counted, (x, y), ATTACK, THREAT, metric="plain", ratios=(0.01, 0.02), groups=groups, show=False
+        counted, (x, y), ATTACK, THREAT, metric="non-adaptive", ratios=(0.01, 0.02), groups=groups, show_progress=False
     )
     assert found.forwards == sum(model.calls for model in made)

@@ -8,8 +8,9 @@ from lipforge.attacks import CW, FGSM, PGD
 from lipforge.data import load_data
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.sweep import SweepResult, result_name, sweep
+from lipforge.evaluation.sweeps import sweep, sweep_name
 from lipforge.models import load_model
+from lipforge.results import Note, SweepResult
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.evaluation.toys import labelled, linear
@@ -25,11 +26,11 @@ def untimed(result: SweepResult) -> SweepResult:
 
 
 def known(model: nn.Module, x: Tensor, y: Tensor, eps: float) -> list[bool]:
-    """Two classes: an image stands if its gap beats eps times the l1 norm of the difference of the weights."""
+    """Two classes: an image is robust if its margin beats eps times the l1 norm of the difference of the weights."""
     weight = model[1].weight  # type: ignore[index]
     logits, rows = model(x), torch.arange(len(y))
-    gap = logits[rows, y] - logits[rows, 1 - y]
-    return (gap > eps * (weight[0] - weight[1]).abs().sum()).tolist()
+    margin = logits[rows, y] - logits[rows, 1 - y]
+    return (margin > eps * (weight[0] - weight[1]).abs().sum()).tolist()
 
 
 @pytest.mark.parametrize("carry", [True, False])
@@ -50,7 +51,7 @@ def test_rows_come_by_classifier_then_attack_then_rising_eps():
     ]
 
 
-def test_images_fooled_at_a_smaller_eps_are_carried_and_cost_nothing_more():
+def test_images_broken_at_a_smaller_eps_are_carried_and_cost_nothing_more():
     model = linear()
     data = labelled(model, count=40)
     carried, fresh = (sweep({"a": model}, data, [FGSM()], THREATS, carry=carry) for carry in (True, False))
@@ -80,21 +81,20 @@ def test_an_accuracy_that_rises_with_eps_is_called_suspicious_and_carrying_hides
     model = OnlyTiny(x).eval()
     fresh = sweep({"a": model}, data, [FGSM()], THREATS[1:], carry=False)
     assert [row.robust_accuracy for row in fresh.rows] == [0.0, 1.0]
-    assert fresh.notes == (
-        "a: 4 of 4 images stand against fgsm at linf 16/255, but only 0 against fgsm at linf 4/255: masked gradients?",
-    )
+    text = "a: 4 of 4 images are robust to fgsm at linf 16/255, but only 0 to fgsm at linf 4/255: masked gradients?"
+    assert fresh.notes == (Note("rises_with_eps", text),)
     carried = sweep({"a": model}, data, [FGSM()], THREATS[1:])
     assert [row.robust_accuracy for row in carried.rows] == [0.0, 0.0]
     assert carried.carry
 
 
-def test_one_step_that_fools_more_than_many_steps_is_called_suspicious():
+def test_one_step_that_breaks_more_than_many_steps_is_called_suspicious():
     model = linear()
-    weak = PGD(steps=1, step=1e-6, random=False)
+    weak = PGD(steps=1, step_size=1e-6, random_start=False)
     found = sweep({"a": model}, labelled(model, count=40), [FGSM(), weak], THREATS[2:])
     assert len(found.notes) == 1
-    assert "images stand against pgd:" in found.notes[0]
-    assert found.notes[0].endswith("against fgsm at linf 16/255: masked gradients?")
+    assert "images are robust to pgd:" in str(found.notes[0])
+    assert str(found.notes[0]).endswith("to fgsm at linf 16/255: masked gradients?")
 
 
 def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
@@ -108,7 +108,7 @@ def test_a_run_resumes_to_the_same_result_and_keeps_it(tmp_path):
     first = once()
     next((tmp_path / "shards").glob("sweep__*/0001.json")).unlink()
     assert untimed(once()) == untimed(first) == untimed(sweep({"a": model}, data, [PGD(steps=2)], THREATS))
-    assert RunDir.open(tmp_path).read_result(result_name(first))["kind"] == "sweep"
+    assert RunDir.open(tmp_path).read_result(sweep_name(first)).rows == first.rows
     with pytest.raises(RunError, match="carry was True, now False"):
         once(carry=False)
 

@@ -8,7 +8,7 @@ import torch
 from lipforge.attacks import FGSM, PGD
 from lipforge.errors import InputError
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.estimate import estimate, rate
+from lipforge.evaluation.estimates import estimate, rate
 from tests.evaluation.toys import THREAT, labelled, linear
 
 MODEL = linear()

@@ -7,7 +7,8 @@ from lipforge.evaluation import evaluate
 from lipforge.forge import forge_, forged, forges, insert_, plain, set_ratio_, straight_through
 from lipforge.forge.sites import find_sites
 from lipforge.models import load_model
-from lipforge.searching import choose_ratio, stages, views_of
+from lipforge.search import choose_ratio
+from lipforge.search.choose import network_stages, views_of
 from lipforge.types import Threat
 from tests.nets import ResidualNet, images, seeded
 
@@ -29,34 +30,35 @@ def bundled():
     return model, load_data("cifar10-sample", limit=24)
 
 
-@pytest.mark.parametrize("metric", ["plain", "union"])
+@pytest.mark.parametrize("metric", ["non-adaptive", "union"])
 def test_on_real_images_every_score_is_that_of_attacking_in_full(bundled, metric):
-    """Nothing is spared, so the figure is that of every point tried: at most what each attack alone leaves."""
+    """Nothing is skipped, so the figure is that of every point tried: at most what each attack alone leaves."""
     model, data = bundled
-    found = choose_ratio(model, data, threat=THREAT, attack=ATTACK, metric=metric, near=None, ratios=(2**-6,))
+    found = choose_ratio(model, data, threat=THREAT, attack=ATTACK, metric=metric, skip_above=None, ratios=(2**-6,))
     set_ratio_(model, 2**-6)
     alone = [evaluate(forged(model), data, ATTACK, THREAT)]
     if metric == "union":
         alone.append(evaluate(straight_through(model), data, ATTACK, THREAT, seed=1))
-    stood = [all(stands) for stands in zip(*(result.robust for result in alone), strict=True)]
+    robust = [all(each) for each in zip(*(result.robust for result in alone), strict=True)]
     score = found.scores[1]
     assert score.clean_accuracy == alone[0].clean_accuracy
     base = evaluate(plain(model), data, ATTACK, THREAT)
-    differ = [place for place, (one, other) in enumerate(zip(score.robust, stood, strict=True)) if one != other]
-    assert all(score.outcome[place].startswith(("found on", "push")) for place in differ)
+    differ = [place for place, (one, other) in enumerate(zip(score.robust, robust, strict=True)) if one != other]
+    assert all(score.outcome[place].startswith(("transfer from", "refine")) for place in differ)
     assert sum(found.scores[0].robust) <= sum(base.robust)
 
 
-def test_sparing_far_images_changes_no_outcome_on_real_images_and_saves_passes(bundled):
+def test_skipping_far_images_changes_no_outcome_on_real_images_and_saves_passes(bundled):
     model, data = bundled
     ratios = (2**-8, 2**-7, 2**-6)
-    spared, full = (
-        choose_ratio(model, data, threat=THREAT, attack=ATTACK, ratios=ratios, near=near) for near in (0.08, None)
+    skipped, full = (
+        choose_ratio(model, data, threat=THREAT, attack=ATTACK, ratios=ratios, skip_above=share)
+        for share in (0.08, None)
     )
-    assert [score.robust for score in spared.scores] == [score.robust for score in full.scores]
-    assert spared.chosen == full.chosen
-    assert sum(score.spared for score in spared.scores) > 0
-    assert spared.backwards < 0.6 * full.backwards
+    assert [score.robust for score in skipped.scores] == [score.robust for score in full.scores]
+    assert skipped.chosen == full.chosen
+    assert sum(score.skipped for score in skipped.scores) > 0
+    assert skipped.backwards < 0.6 * full.backwards
 
 
 def test_the_model_is_left_with_the_ratios_it_had():
@@ -82,7 +84,7 @@ def test_the_choice_can_be_applied_whatever_its_form():
 
 def test_base_and_forged_get_the_same_number_of_runs():
     model, _ = small()
-    for metric, count in (("plain", 1), ("union", 2)):
+    for metric, count in (("non-adaptive", 1), ("union", 2)):
         views = views_of(model, metric)  # type: ignore[arg-type]
         assert [len(views(setting)) for setting in (0.0, 2**-7)] == [count, count]
 
@@ -97,12 +99,12 @@ def test_base_and_forged_get_the_same_number_of_runs():
     ],
 )
 def test_the_stages_of_a_network_are_told_apart_by_their_names(names, globs):
-    assert stages(names) == globs
+    assert network_stages(names) == globs
 
 
 def test_what_cannot_be_searched_is_refused_with_the_way_out():
     model, data = small()
-    with pytest.raises(InputError, match="metric must be plain or union, got 'both'"):
+    with pytest.raises(InputError, match="metric must be non-adaptive or union, got 'both'"):
         choose_ratio(model, data, threat=THREAT, metric="both")  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"groups must cover every site, but none of block1.\* matches 'block2.conv1'"):
         choose_ratio(model, data, threat=THREAT, groups=["block1.*"])

@@ -1,4 +1,4 @@
-"""Linear classifiers of two classes, for which it is known which images stand."""
+"""Linear classifiers of two classes, for which it is known which images are robust."""
 
 import torch
 from torch import Tensor, nn
@@ -8,11 +8,11 @@ from lipforge.types import Threat
 from tests.nets import images
 
 THREAT = Threat("linf", 0.02)
-ATTACK = PGD(steps=3, step=2.0, loss="margin")
+ATTACK = PGD(steps=3, step_size=2.0, loss="margin")
 
 
 class Tilted(nn.Module):
-    """Two classes by one weight vector, tilted by `angle` toward another: what stands is known in closed form."""
+    """Two classes by one weight vector, tilted by `angle` toward another: what is robust is known in closed form."""
 
     def __init__(self, angle: float = 0.0, shift: float = 0.0) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Tilted(nn.Module):
     def calls(self) -> int:
         return self.seen[0]
 
-    def stands(self, x: Tensor, y: Tensor) -> list[bool]:
+    def robust(self, x: Tensor, y: Tensor) -> list[bool]:
         """The score must beat eps times the l1 norm of the weights; the images are so far inside [0, 1]."""
         score = (x.flatten(1) - 0.5) @ self.weight + self.shift
         return (torch.where(y == 1, score, -score) > THREAT.eps * self.weight.abs().sum()).tolist()

@@ -1,0 +1,137 @@
+"""Adversarial images crafted on one classifier and scored on another."""
+
+import time
+from typing import Any
+
+from torch import Tensor, nn
+
+from lipforge.attacks import Attack, attack_text, refine
+from lipforge.attacks.base import is_misclassified
+from lipforge.batching import ImageData, device_of
+from lipforge.errors import InputError
+from lipforge.evaluation.robust import (
+    accuracies,
+    attack_config,
+    joined,
+    prepared_once,
+    read_notes,
+    spent,
+    task_name,
+    totals,
+)
+from lipforge.records import to_builtins
+from lipforge.results import MISCLASSIFIED, ROBUST, Note, TransferResult, merge_notes
+from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch
+from lipforge.types import Classifier, Threat
+
+REFINE = 20
+"""Steps up the source's margin loss after the attack, where nobody says otherwise."""
+
+TRANSFER = "transfer"
+
+
+def transfer(
+    source: Classifier,
+    target: Classifier,
+    data: ImageData | tuple[Tensor, Tensor],
+    attack: Attack,
+    threat: Threat,
+    *,
+    names: tuple[str, str] = ("source", "target"),
+    refine: int = REFINE,
+    run: RunDir | None = None,
+    seed: int = 0,
+    shard_size: int = SHARD_SIZE,
+    show_progress: bool | None = None,
+) -> TransferResult:
+    """How `target` fares against the images that `attack` crafts on `source`.
+
+    Attacks stop just across the source's boundary, where a point says little about another classifier. So each point is
+    refined: `refine` steps of a tenth of eps down the source's margin, and the point with the smallest margin counts.
+    `refine` = 0 takes the attack's points as they are, as the paper did.
+    """
+    if refine < 0:
+        raise InputError(f"refine must be at least 0, got {refine}")
+    if refine and threat.norm == "l1":
+        raise InputError("refine works in linf and l2, got l1; refine=0 takes the attack's points as they are")
+    experiment = Experiment.open(data, source, target, run=run, shard_size=shard_size, show_progress=show_progress)
+    text = attack_text(attack)
+    name = f"transfer__{task_name('-to-'.join(names), text, threat, seed)}"
+    config = {**attack_config(attack, threat, seed), "refine": refine}
+    task = experiment.task(name, {"source": source, "target": target}, config)
+    watch = Watch(lambda shard: dict(zip(names, (shard["source"], shard["target"]), strict=True)))
+    prepared = prepared_once(experiment, attack, source)
+
+    def crafted(shard: Shard) -> dict[str, Any]:
+        return transfer_shard(prepared(), source, target, shard, attack, threat, seed, refine, watch)
+
+    shards = experiment.work(task, crafted, title=f"{names[0]} to {names[1]}", status=watch)
+    on_source, on_target = (tuple(joined(shards, side)) for side in ("source", "target"))
+    from_source = accuracies(on_source)
+    shared = [
+        end
+        for start, end in zip(on_source, on_target, strict=True)
+        if MISCLASSIFIED not in (start, end) and start != ROBUST
+    ]
+    result = TransferResult(
+        source=names[0],
+        target=names[1],
+        attack=text,
+        threat=str(threat),
+        norm=threat.norm,
+        eps=threat.eps,
+        refine=refine,
+        data=experiment.data.name,
+        seed=seed,
+        source_clean_accuracy=from_source["clean_accuracy"],
+        source_robust_accuracy=from_source["robust_accuracy"],
+        source_interval=from_source["interval"],
+        **accuracies(on_target),
+        shared=len(shared),
+        transferred=shared.count(TRANSFER),
+        **totals(shards),
+        outcome=on_target,
+        source_outcome=on_source,
+        notes=merge_notes(read_notes(shards), len(on_target)),
+        name=name,
+    )
+    return experiment.finish(name, result)
+
+
+def transfer_shard(
+    prepared: Classifier,
+    source: Classifier,
+    target: Classifier,
+    shard: Shard,
+    attack: Attack,
+    threat: Threat,
+    seed: int,
+    steps: int,
+    watch: Watch,
+) -> dict[str, Any]:
+    """What became of these images on both sides, ready for JSON; the attack searches on the `prepared` source."""
+    started = time.perf_counter()
+    result = attack.run(prepared, *shard[:2], threat=threat, seed=seed, sample_ids=shard.ids, watch=watch)
+    on_source = list(result.outcome)
+    at = [place for place, word in enumerate(on_source) if word != MISCLASSIFIED]
+    refined = refine(source, result.images[at], shard.x[at], shard.y[at], shard.ids[at], threat, steps)
+    crafted = shard.x.clone()
+    crafted[at] = refined.points
+    for place, broken in zip(at, (refined.margin < 0).tolist(), strict=True):
+        on_source[place] = "refine" if broken and on_source[place] == ROBUST else on_source[place]
+    cost = spent(result, started)
+    if stuck := int(refined.stuck.sum()):
+        text = "had a gradient of exactly 0, or none, and were not refined there"
+        cost["notes"].append(to_builtins(Note("not_refined", text, stuck, len(at))))
+    cost["forwards"] += 2 * len(shard.x) + refined.forwards * len(at)
+    cost["backwards"] += refined.backwards * len(at)
+    on_target = _on_target(target, shard, crafted)
+    return {**cost, "source": on_source, "target": on_target, "seconds": time.perf_counter() - started}
+
+
+def _on_target(target: Classifier, shard: Shard, crafted: Tensor) -> list[str]:
+    device = device_of(target) if isinstance(target, nn.Module) else shard.x.device
+    clean, broken = (is_misclassified(target, x.to(device), shard.y.to(device)).tolist() for x in (shard.x, crafted))
+    return [
+        MISCLASSIFIED if wrong else TRANSFER if fooled else ROBUST for wrong, fooled in zip(clean, broken, strict=True)
+    ]

@@ -1,0 +1,7 @@
+"""Which ratio to use: candidates that differ little are attacked together, and share what they find."""
+
+from lipforge.search.choose import RATIOS, Metric, choose_ratio
+from lipforge.search.score import check_picture, plot_tradeoff
+from lipforge.search.screen import RECHECK, SKIP_ABOVE
+
+__all__ = ["RATIOS", "RECHECK", "SKIP_ABOVE", "Metric", "check_picture", "choose_ratio", "plot_tradeoff"]
