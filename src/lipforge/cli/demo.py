@@ -154,9 +154,16 @@ def _look_inside(model: "nn.Module", result: "lf.RobustResult", test: "View", ru
     kept = torch.cat([load_file(path)["images"] for path in sorted(folder.glob("*.safetensors"))])
     x, y = test.batch(range(min(count, len(test))))
     adversarial, view = kept[: len(x)], lf.forged(model)
-    about = {"model_name": result.model, "data_name": test.name}
-    attack = f"{result.attack} {THREAT} on the forged model"
-    run.write_result("analysis", lf.analyse(model, (x, y), adversarial, spectral_images=4, attack=attack, **about))
+    analysis = lf.analyse(
+        model,
+        (x, y),
+        adversarial,
+        spectral_images=4,
+        model_name=result.model,
+        data_name=test.name,
+        attack=f"{result.attack} {THREAT} on the forged model",
+    )
+    run.write_result("analysis", analysis)
     with torch.no_grad():
         before, after = (view(images).argmax(dim=1) for images in (x, adversarial))
     run.write_result("gallery", make_gallery(x, adversarial, y, before, after, class_names=CIFAR10))

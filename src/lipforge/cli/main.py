@@ -28,6 +28,8 @@ from lipforge.ranks import by_torchrun, leave
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
 
+COMMANDS = (demo, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse)
+
 RENAMED = {
     "--attack-seed": ("", "--seed"),
     "--push": ("transfer", "--refine"),
@@ -46,7 +48,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _command in (demo, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse):
+for _command in COMMANDS:
     app.command()(_command)
 app.add_typer(data.app, name="data")
 

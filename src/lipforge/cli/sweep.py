@@ -46,8 +46,8 @@ def sweep(
     chosen = [lf.parse_attack(text) for text in attack or ["fgsm", "pgd"]]
     radii = threats.threats
     with options.session(models, data) as (rank, images, model, _):
-        views, settings = recipe.views(model), {"carry": not independent, "shard_size": shard_size}
-        found = sweep_all(views, images, chosen, radii, **settings, **keep.settings())
+        settings = {"carry": not independent, "shard_size": shard_size, **keep.settings()}
+        found = sweep_all(recipe.views(model), images, chosen, radii, **settings)
     if rank.is_first:
         _report(models.model, found, keep, json)
 
