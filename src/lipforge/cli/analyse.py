@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from lipforge.results import Note, Spread
 
 
-@options.command(recipe=..., limit=(64, typer.Option("--images", help="Measure on this many images.")))
+@options.command(
+    recipe=(..., typer.Option(help="The recipe of `lipforge forge`.")),
+    limit=(64, typer.Option("--images", help="Measure on this many images.")),
+)
 def analyse(
     models: options.ModelOptions,
     data: options.DataOptions,

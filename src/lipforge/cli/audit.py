@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from lipforge.paper import TableAudit
 
 
-@options.command(model="", data="cifar10:test", limit=500)
+@options.command(model="", data="cifar10:test", limit=500, norm=("linf", typer.Option(help="linf or l2.")))
 def audit(
     models: options.ModelOptions,
     data: options.DataOptions,
@@ -25,7 +25,7 @@ def audit(
     keep: options.RunOptions,
     candidate: Annotated[
         str | None,
-        typer.Argument(metavar="[CANDIDATE]", help="Another model to compare with the first.", show_default=False),
+        typer.Argument(metavar="CANDIDATE", help="Another model to compare with the first.", show_default=False),
     ] = None,
     candidate_weights: Annotated[str | None, typer.Option(help="A checkpoint file for CANDIDATE.")] = None,
     version: Annotated[str, typer.Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",

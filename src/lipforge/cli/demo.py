@@ -42,9 +42,9 @@ SMALL, FULL = Sizes(), Sizes(validation=1000, test=1000, certified=100, draws=10
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="A CIFAR-10 classifier, by any name that `lipforge sites` takes.")] = (
-        "cifar10-resnet"
-    ),
+    model: Annotated[
+        str, typer.Option(help="A CIFAR-10 classifier, by any name that `lipforge sites` takes.")
+    ] = "cifar10-resnet",
     weights: options.Weights = None,
     out: Annotated[str, typer.Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
     count: Annotated[int | None, typer.Option(help="How many test images to attack.")] = None,
@@ -62,7 +62,13 @@ def demo(
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     calibration, validation, test = _images(sizes, count)
     run = options.open_run(out)
-    result = _run(classifier, model, calibration, validation, test, run, sizes)
+    _say(2, f"calibrating {model} on {len(calibration):,} training images: one pass, no gradients")
+    lf.forge_(classifier, calibration, ratio=HEADLINE)
+    _say(3, f"searching the ratio on {len(validation)} more training images")
+    search = lf.choose_ratio(classifier, validation, threat=THREAT, run=run)
+    lf.set_ratio_(classifier, _ratio(search))
+    lf.save_recipe(run.path / "recipe.json", classifier)
+    result = _measure(classifier, model, search, test, run, sizes)
     run.write_result("demo", result)
     _say(8, "writing the report")
     report = lf.write_report(run.path)
@@ -80,27 +86,14 @@ def _images(sizes: Sizes, count: int | None) -> "tuple[View, View, View]":
     return calibration, validation, lf.take(test, min(count or sizes.test, len(test)))
 
 
-def _run(
-    model: "nn.Module",
-    name: str,
-    calibration: "View",
-    validation: "View",
-    test: "View",
-    run: "lf.RunDir",
-    sizes: Sizes,
+def _measure(
+    model: "nn.Module", name: str, search: "SearchResult", test: "View", run: "lf.RunDir", sizes: Sizes
 ) -> "DemoResult":
-    """All steps; what a run directory keeps is not computed again."""
+    """Attack, certify, audit and analyse the forged model; what the run directory keeps is not computed again."""
     from lipforge.results import DemoResult
 
-    _say(2, f"calibrating {name} on {len(calibration):,} training images: one pass, no gradients")
-    recipe = lf.forge_(model, calibration, ratio=HEADLINE)
-    _say(3, f"searching the ratio on {len(validation)} more training images")
-    search = lf.choose_ratio(model, validation, threat=THREAT, run=run)
-    ratio = _ratio(search)
-    lf.set_ratio_(model, ratio)
-    lf.save_recipe(run.path / "recipe.json", model)
-    _say(4, f"attacking {len(test)} test images, base and forged at {ratio_text(ratio)}")
-    views = {"base": lf.plain(model), "forged": lf.forged(model)}
+    recipe, views = lf.recipe_of(model), {"base": lf.plain(model), "forged": lf.forged(model)}
+    _say(4, f"attacking {len(test)} test images, base and forged at {ratio_text(_ratio(search))}")
     base, forged = (
         lf.evaluate(view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True)
         for label, view in views.items()
@@ -121,7 +114,7 @@ def _run(
         attack=base.attack,
         sites=len(recipe.sites),
         calibrated_on=recipe.images_seen,
-        ratio=ratio,
+        ratio=_ratio(search),
         reason=search.reason,
         count=len(test),
         base=base.robust_accuracy,

@@ -14,7 +14,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, cast, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
 import typer
 from typer.models import OptionInfo
@@ -159,7 +159,7 @@ class DataOptions:
     data: Data = "cifar10"
     limit: Annotated[int | None, typer.Option(help="At most this many images.")] = None
     data_seed: Annotated[
-        int | None, typer.Option(help="With --limit: take random images by this seed instead of the first ones.")
+        int | None, typer.Option(help="Take random images by this seed instead of the first ones.")
     ] = None
     root: Root = None
     on_error: Annotated[str, typer.Option(help="Image folders: raise at an unreadable image, or skip it.")] = "raise"
@@ -327,8 +327,8 @@ def _value(kind: Any, name: str, given: dict[str, Any]) -> Any:
     """A parameter of the command: what was given, or the group made of it."""
     if not is_dataclass(kind):
         return given[name]
-    hints = get_type_hints(kind)
-    return kind(**{field.name: _value(hints[field.name], field.name, given) for field in fields(kind)})  # type: ignore[operator]  # a class
+    hints, make = get_type_hints(kind), cast(Callable[..., Any], kind)
+    return make(**{field.name: _value(hints[field.name], field.name, given) for field in fields(kind)})
 
 
 def open_run(path: str) -> "lf.RunDir":
@@ -339,21 +339,12 @@ def open_run(path: str) -> "lf.RunDir":
     return run
 
 
-class Session(NamedTuple):
-    """What a command works with."""
-
-    rank: Rank
-    images: "DataSet"
-    model: "nn.Module"
-    device: "torch.device"
-
-
 @contextmanager
-def session(models: ModelOptions, data: DataOptions) -> Iterator[Session]:
-    """The images and the model on its device, among the processes that torchrun started."""
+def session(models: ModelOptions, data: DataOptions) -> "Iterator[tuple[Rank, DataSet, nn.Module, torch.device]]":
+    """This process's rank among those of torchrun, the images, the model, and the device that it is on."""
     device = pick_device(models.device)
     with process_group(device) as rank:
-        yield Session(rank, data.open(), models.load(device), device)
+        yield rank, data.open(), models.load(device), device
 
 
 def pick_device(name: str) -> "torch.device":

@@ -25,7 +25,7 @@ def transfer(
     keep: options.RunOptions,
     target: Annotated[
         str | None,
-        typer.Argument(metavar="[TARGET]", help="Another model; or give --recipe instead.", show_default=False),
+        typer.Argument(metavar="TARGET", help="Another model; or give --recipe instead.", show_default=False),
     ] = None,
     target_weights: Annotated[str | None, typer.Option(help="A checkpoint file for TARGET.")] = None,
     attack: options.AttackText = "fast",
