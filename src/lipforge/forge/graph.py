@@ -1,20 +1,118 @@
-"""What part each layer plays in the graph: on the main path of a residual block, a shortcut, attention, a gate.
+"""The data flow of one forward pass, and what part each layer plays in it.
+
+No code of the model is read or changed. Every operator is recorded, so functional and in-place activations, `+=`,
+slices and paddings are all part of the graph; conv, linear and attention layers are single nodes.
 
 A residual block is an addition of two paths that start from one activation: the path with more layers is the main
-path, the other (at most one layer, the projection) the shortcut. The innermost addition decides.
+path, the shorter one (at most one layer, the projection) the shortcut. The innermost addition decides.
 """
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
-from lipforge.forge.trace import CONVS, Graph
+from lipforge.recording import record, storage, tensors
 
+ACTIVATIONS = (nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.SiLU, nn.GELU, nn.Softplus, nn.Hardswish, nn.Mish)
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+LAYERS = (*CONVS, nn.Linear, nn.MultiheadAttention)
+PRODUCTS = {"mm", "bmm", "matmul", "baddbmm", "_native_multi_head_attention"}
 JOINS = ("add", "sub", "rsub", "addcmul", "lerp")
 
 Role = Literal["conv", "mlp", "depthwise", "shortcut", "attention", "gate", "first", "last", "between", "activation"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator or layer call: what fed it, and for a layer its name and the shape of its input."""
+
+    op: str
+    inputs: tuple[int, ...]
+    layer: str | None = None
+    input_shape: tuple[int, ...] = ()
+
+
+class Graph:
+    """Nodes in the order they ran; node 0 is the image. Sets of nodes are bit masks."""
+
+    def __init__(self) -> None:
+        self.nodes: list[Node] = []
+        self.ancestors: list[int] = []
+
+    def add(self, node: Node) -> int:
+        above = 1 << len(self.nodes)
+        for parent in node.inputs:
+            above |= self.ancestors[parent]
+        self.nodes.append(node)
+        self.ancestors.append(above)
+        return len(self.nodes) - 1
+
+    def members(self, bits: int) -> Iterator[int]:
+        """The nodes in a bit mask, in the order they ran."""
+        while bits:
+            lowest = bits & -bits
+            yield lowest.bit_length() - 1
+            bits ^= lowest
+
+    def layers(self, bits: int) -> list[int]:
+        """The conv, linear and attention calls in a bit mask."""
+        return [index for index in self.members(bits) if self.nodes[index].op == "layer"]
+
+    def is_product(self, index: int) -> bool:
+        """Whether the node multiplies two activations as matrices: the mark of attention."""
+        node = self.nodes[index]
+        return node.op.startswith("_scaled_dot_product") or (node.op in PRODUCTS and len(node.inputs) > 1)
+
+
+def trace(model: nn.Module, image: Tensor) -> Graph:
+    """The graph of what happens when `model` runs once on `image` (1, C, H, W), without gradients."""
+    tracer, hooks = _Tracer(image), []
+    for name, module in model.named_modules():
+        if isinstance(module, LAYERS + ACTIVATIONS):
+            hooks.append(module.register_forward_pre_hook(tracer.enter, with_kwargs=True, prepend=True))
+            hooks.append(module.register_forward_hook(tracer.leave(name), with_kwargs=True))
+    record(model, image, tracer.operator, hooks)
+    return tracer.graph
+
+
+class _Tracer:
+    """Builds the graph: an operator inside a layer or an activation module is part of that module's node."""
+
+    def __init__(self, image: Tensor) -> None:
+        self.graph = Graph()
+        self._depth = 0
+        self._entered: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+        self._node_of: dict[int, int] = {}
+        self._produced(image, self.graph.add(Node("image", ())))
+
+    def operator(self, name: str, read: tuple[int, ...], output: Any) -> None:
+        inputs = self._nodes(read)
+        if self._depth == 0 and inputs:
+            self._produced(output, self.graph.add(Node(name if name.startswith("_") else name.rstrip("_"), inputs)))
+
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        found = tensors((args, kwargs))
+        self._entered.append((self._nodes(map(storage, found)), tuple(found[0].shape) if found else ()))
+        self._depth += 1
+
+    def leave(self, name: str) -> Any:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            self._depth -= 1
+            inputs, shape = self._entered.pop()
+            if self._depth == 0 and inputs:
+                op = "layer" if isinstance(module, LAYERS) else "activation"
+                self._produced(output, self.graph.add(Node(op, inputs, name, shape)))
+
+        return hook
+
+    def _nodes(self, storages: Iterable[int]) -> tuple[int, ...]:
+        return tuple(dict.fromkeys(self._node_of[key] for key in storages if key in self._node_of))
+
+    def _produced(self, output: Any, node: int) -> None:
+        self._node_of.update(dict.fromkeys(map(storage, tensors(output)), node))
 
 
 @dataclass(frozen=True)
@@ -113,7 +211,7 @@ def _is_shortcut(short: list[nn.Module], *, beside: list[nn.Module]) -> bool:
     if len(short) > 1 or not beside:
         return False
     if len(short) == len(beside) == 1:
-        return is_pointwise(short[0]) and is_conv(beside[0]) and not is_pointwise(beside[0])
+        return is_pointwise(short[0]) and isinstance(beside[0], CONVS) and not is_pointwise(beside[0])
     return True
 
 
@@ -135,15 +233,13 @@ def _main_role(index: int, path: list[int], graph: Graph, layers: dict[str, nn.M
         return "depthwise"
     if isinstance(layer, nn.Linear):
         return "mlp"
-    spatial = any(is_conv(other) and not is_pointwise(other) and not is_depthwise(other) for other in kinds.values())
+    spatial = any(
+        isinstance(kind, CONVS) and not is_pointwise(kind) and not is_depthwise(kind) for kind in kinds.values()
+    )
     position = path.index(index)
     neighbours = [kinds[member] for member in path[max(position - 1, 0) : position + 2] if member != index]
     in_mlp = is_pointwise(layer) and not spatial and any(is_pointwise(other) for other in neighbours)
     return "mlp" if in_mlp else "conv"
-
-
-def is_conv(layer: nn.Module) -> bool:
-    return isinstance(layer, CONVS)
 
 
 def is_pointwise(layer: nn.Module) -> bool:

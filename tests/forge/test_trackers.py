@@ -4,7 +4,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipforge.forge.statistics import Maximum, Moments, Quantile
+from lipforge.forge.calibrate import Moments, Quantile
+from lipforge.forge.layer import Maximum
 
 CPU = torch.device("cpu")
 

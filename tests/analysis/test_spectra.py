@@ -1,4 +1,7 @@
-"""Largest singular values against the SVD of explicit matrices; masks can only lower them."""
+"""Largest singular values against the SVD of explicit matrices, masks that can only lower them, and row-sum bounds.
+
+The bounds are above the SVD, above Gershgorin's own, and equal to the explicit row sums of |W|^T |W|.
+"""
 
 import pytest
 import torch
@@ -6,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from lipforge.analysis.operators import operator_of
-from lipforge.analysis.spectral import largest_singular
+from lipforge.analysis.spectra import gershgorin, largest_singular, operator_of
 from lipforge.errors import InputError
 from tests.analysis.matrices import CASES, made, masks
 
@@ -97,3 +99,27 @@ def test_a_token_is_an_item_of_its_own_for_a_linear_layer():
 def test_what_is_not_a_conv_or_a_linear_layer_has_no_operator():
     with pytest.raises(InputError, match="conv or a linear layer, got ReLU"):
         operator_of(nn.ReLU())
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["step", "graded"])
+@pytest.mark.parametrize("name", CASES)
+def test_the_row_sum_bound_is_the_largest_row_sum_of_the_explicit_matrix_and_above_the_truth(name, binary):
+    layer, shape, matrix = made(name)
+    keep = masks(shape, 6, binary=binary)
+    bounds = gershgorin(operator_of(layer, absolute=True), keep)
+    masked = matrix * keep.flatten(1)[:, None, :]
+    sums = masked.abs().mT @ masked.abs()
+    if name != "reflect":  # reads a pixel twice: |a| + |b| is above |a + b|, and the bound still a bound
+        torch.testing.assert_close(bounds, sums.sum(dim=2).amax(dim=1).sqrt())
+    own = (masked.mT @ masked).abs().sum(dim=2).amax(dim=1).sqrt()
+    true = torch.linalg.matrix_norm(masked, ord=2)
+    assert (bounds >= own * (1 - 1e-12)).all()
+    assert (own >= true * (1 - 1e-12)).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_mask_never_raises_the_row_sum_bound(name):
+    layer, shape, _ = made(name)
+    bounds = gershgorin(operator_of(layer, absolute=True), masks(shape, 8, seed=1))
+    assert bounds[0] == 0
+    assert (bounds <= bounds[-1] * (1 + 1e-12)).all()
