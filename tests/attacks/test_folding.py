@@ -1,13 +1,24 @@
-"""The stand-in that attacks search on: what is folded, what is left alone, and that only the model decides."""
+"""The folded copy that attacks search on: what is folded, what is left alone, and that only the model decides."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lipforge.attacks import APGD, PGD, Prepared, Rounds, Square, autoattack, prepare
-from lipforge.attacks.base import is_fooled
-from lipforge.attacks.foldable import direct_pairs, fold_
+from lipforge.attacks import (
+    APGD,
+    CHECKED,
+    PGD,
+    Prepared,
+    Restarts,
+    Square,
+    attack_text,
+    autoattack,
+    fast,
+    prepare,
+)
+from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.folding import direct_pairs, fold_
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
 from lipforge.models import load_model
@@ -78,7 +89,7 @@ def test_hooks_between_conv_and_norm_forbid_folding_and_those_before_the_conv_do
     model = _hooked(where)
     assert len(direct_pairs(model, images(1))) == folds
     x = images(4)
-    torch.testing.assert_close(prepare(model, x).quick(x), model(x), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(prepare(model, x).folded(x), model(x), rtol=1e-4, atol=1e-5)
 
 
 def test_a_conv_called_more_than_once_and_a_norm_without_running_statistics_are_left_alone():
@@ -100,18 +111,18 @@ def test_the_model_given_is_not_changed():
     before = {name: value.clone() for name, value in model.state_dict().items()}
     prepared = prepare(model, images(4))
     assert prepared.original is model
-    assert prepared.quick is not model
+    assert prepared.folded is not model
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(weight.requires_grad for weight in model.parameters())
     assert torch.equal(prepared(images(4)), model(images(4)))
 
 
 @pytest.mark.parametrize("model", [lambda x: x.flatten(1)[:, :4], seeded(ReusingNet)], ids=["function", "no norms"])
-def test_what_cannot_be_made_quicker_stands_in_for_itself(model):
-    assert prepare(model, images(4)).quick is model
+def test_what_cannot_be_folded_is_its_own_folded_copy(model):
+    assert prepare(model, images(4)).folded is model
 
 
-def test_a_stand_in_that_disagrees_is_not_used():
+def test_a_folded_copy_that_disagrees_is_not_used():
     class Cached(nn.Module):
         """Remembers its first logits: a copy of it has another first time."""
 
@@ -124,7 +135,7 @@ def test_a_stand_in_that_disagrees_is_not_used():
             return self.net(x) * self.calls
 
     model = Cached().eval()
-    assert prepare(model, images(4)).quick is model
+    assert prepare(model, images(4)).folded is model
 
 
 class Flattening(nn.Module):
@@ -165,16 +176,16 @@ class OneByOne(Flattening):
 
 
 @pytest.mark.parametrize(("kind", "folds"), [(Flattening, True), (Reading, False), (OneWay, True), (OneByOne, True)])
-def test_a_model_that_no_stand_in_suits_as_it_is_is_attacked_all_the_same(kind, folds):
+def test_a_model_that_no_folded_copy_suits_as_it_is_is_attacked_all_the_same(kind, folds):
     model, x = seeded(kind), images(6, size=6)
-    quick = prepare(model, x).quick
-    assert (quick is not model) == folds
+    folded = prepare(model, x).folded
+    assert (folded is not model) == folds
     if folds:  # the norm is folded, in the layout that the model was written for
-        assert not any(isinstance(module, nn.BatchNorm2d) for module in quick.module.modules())  # type: ignore[attr-defined]
-        assert quick.layout is torch.contiguous_format  # type: ignore[attr-defined]
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.module.modules())  # type: ignore[attr-defined]
+        assert folded.layout is torch.contiguous_format  # type: ignore[attr-defined]
     y = model(x).argmax(dim=1)
-    result = autoattack("fast").run(model, x, y, threat=Threat("linf", 0.05))
-    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+    result = fast().run(model, x, y, threat=Threat("linf", 0.05))
+    assert torch.equal(result.broken, is_misclassified(model, result.images, y))
 
 
 def test_the_models_own_error_is_the_one_that_shows():
@@ -194,8 +205,8 @@ def test_every_pass_over_the_checked_images_is_counted_where_the_first_layout_fa
     model, x, calls = seeded(Flattening), images(20, size=6), list[int]()
     y = model(x).argmax(dim=1)
     model.register_forward_pre_hook(lambda module, args: calls.append(len(args[0])))
-    result = autoattack("fast").run(model, x, y, threat=Threat("linf", 1e-4))
-    # One image records what can be folded, one tries the gradient of the second stand-in; the first did not get so far.
+    result = fast().run(model, x, y, threat=Threat("linf", 1e-4))
+    # One image records what can be folded, one tries the gradient in the second layout; the first did not get so far.
     assert sum(calls) - int(result.forwards.sum()) == 2
 
 
@@ -203,19 +214,19 @@ def test_the_bundled_model_is_prepared_and_agrees_on_real_images():
     model = load_model("cifar10-resnet")
     x, _ = load_data("cifar10-sample").batch(range(8))
     prepared = prepare(model, x)
-    assert prepared.quick is not model
+    assert prepared.folded is not model
     with torch.no_grad():
-        torch.testing.assert_close(prepared.quick(x), model(x), rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(prepared.folded(x), model(x), rtol=1e-4, atol=1e-4)
 
 
-def test_a_success_on_the_stand_in_alone_does_not_count_and_does_not_end_the_attack():
+def test_a_success_on_the_folded_copy_alone_does_not_count_and_does_not_end_the_attack():
     model = small_net()
     x, y = small_images(model, 40)
     liar = Prepared(model, lambda images: 10 * model(images).flip(1))
-    assert is_fooled(liar.quick, x, y).any()
+    assert is_misclassified(liar.folded, x, y).any()
     result = PGD(steps=3).run(liar, x, y, threat=Threat("linf", 1e-5))
-    assert not result.fooled.any()
-    # No start ends it: three steps, the look at the last, and a confirmation wherever the stand-in was fooled.
+    assert not result.broken.any()
+    # No start ends it: three steps, the look at the last, and a confirmation wherever the folded copy was fooled.
     assert (result.forwards >= 4).all()
     assert result.backwards.tolist() == [3] * 40
 
@@ -225,12 +236,12 @@ def test_an_attack_on_a_prepared_model_finds_what_it_finds_on_the_model(attack):
     model = small_net()
     x, y = small_images(model, 60)
     prepared = prepare(model, x)
-    assert prepared.quick is not model
-    plain, quick = (attack.run(each, x, y, threat=Threat("linf", 0.015)) for each in (model, prepared))
-    assert 5 < plain.fooled.sum() < 60
+    assert prepared.folded is not model
+    plain, folded = (attack.run(each, x, y, threat=Threat("linf", 0.015)) for each in (model, prepared))
+    assert 5 < plain.broken.sum() < 60
     # Rounding differs, so a gradient near 0 may point the other way: one image in 60 is allowed to differ.
-    assert (plain.fooled != quick.fooled).sum() <= 1
-    assert torch.equal(quick.fooled, is_fooled(model, quick.images, y))
+    assert (plain.broken != folded.broken).sum() <= 1
+    assert torch.equal(folded.broken, is_misclassified(model, folded.images, y))
 
 
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
@@ -241,12 +252,12 @@ def test_with_half_precision_every_success_fools_the_model_in_full_precision(pre
     half = PGD(steps=10).run(prepare(model, x, precision=precision), x, y, threat=threat)
     full = PGD(steps=10).run(model, x, y, threat=threat)
     assert half.images.dtype == torch.float32
-    assert torch.equal(half.fooled, is_fooled(model, half.images, y))
-    assert abs(int(half.fooled.sum()) - int(full.fooled.sum())) <= 3
-    assert 5 < full.fooled.sum() < 60
+    assert torch.equal(half.broken, is_misclassified(model, half.images, y))
+    assert abs(int(half.broken.sum()) - int(full.broken.sum())) <= 3
+    assert 5 < full.broken.sum() < 60
 
 
-def test_half_precision_alone_would_count_an_image_that_is_not_fooled():
+def test_half_precision_alone_would_count_an_image_that_is_not_broken():
     head = nn.Linear(3 * 4 * 4, 2, bias=False)
     model = nn.Sequential(nn.Flatten(), head).eval()
     with torch.no_grad():
@@ -254,12 +265,12 @@ def test_half_precision_alone_would_count_an_image_that_is_not_fooled():
         head.weight.copy_(torch.tensor([2.0, 2.002])[:, None] * (torch.arange(48) == 0))
         x, y = torch.full((1, 3, 4, 4), 0.5), torch.tensor([1])
         rounded = prepare(model, x, precision="bfloat16")
-        assert is_fooled(rounded.quick, x, y).all()
+        assert is_misclassified(rounded.folded, x, y).all()
     result = Square(queries=3).run(rounded, x, y, threat=Threat("linf", 1e-5))
     assert result.outcome == ("robust",)
 
 
-def test_a_stand_in_without_finite_logits_makes_way_for_the_model():
+def test_a_folded_copy_without_finite_logits_is_dropped_for_the_model():
     model = small_net()
     x, y = small_images(model, 20)
     calls = []
@@ -269,17 +280,18 @@ def test_a_stand_in_without_finite_logits_makes_way_for_the_model():
         return 1e7 * model(images).half()
 
     threat = Threat("linf", 0.01)
-    result = Rounds(steps=3, near=10.0).run(Prepared(model, overflowing), x, y, threat=threat)
+    result = Restarts(steps=3, near=10.0).run(Prepared(model, overflowing), x, y, threat=threat)
     assert len(calls) == 1
-    assert torch.equal(result.images, Rounds(steps=3, near=10.0).run(model, x, y, threat=threat).images)
+    assert torch.equal(result.images, Restarts(steps=3, near=10.0).run(model, x, y, threat=threat).images)
     (note,) = result.notes
-    assert "went on without the stand-in" in note
-    assert "use bfloat16" in note
+    assert "the folded copy was dropped" in note.text
+    assert "use bfloat16" in note.text
+    assert note.kind == "folded_copy_dropped"
     with pytest.raises(ModelError, match="NaN or infinite logits for image"):
         PGD().run(overflowing, x, y, threat=threat)
 
 
-def test_autoattack_prepares_unless_told_not_to():
+def test_fast_folds_unless_told_not_to():
     model = small_net()
     x, y = small_images(model, 20)
     calls = []
@@ -287,11 +299,11 @@ def test_autoattack_prepares_unless_told_not_to():
     counts = {}
     for prepared in (True, False):
         calls.clear()
-        result = autoattack("fast", prepare=prepared).run(model, x, y, threat=Threat("linf", 0.005))
-        assert 0 < result.fooled.sum() < 20
+        result = fast(fold=prepared).run(model, x, y, threat=Threat("linf", 0.005))
+        assert 0 < result.broken.sum() < 20
         counts[prepared] = sum(calls), int(result.forwards.sum())
-    # Hooks are copied with the model, so all passes are seen; two on 16 images check the stand-in, two on 1 record it
-    # and try its gradient.
+    # Hooks are copied with the model, so all passes are seen; two on 16 images check the folded copy, two on 1 record
+    # it and try its gradient.
     assert counts[True][0] - counts[True][1] == 2
     assert counts[False][0] == counts[False][1]
     assert counts[True][1] - counts[False][1] >= 32
@@ -301,7 +313,7 @@ def test_autoattack_prepares_unless_told_not_to():
     ("settings", "message"),
     [
         ({"precision": "int8"}, "one of float32, bfloat16, float16"),
-        ({"precision": "float16", "prepare": False}, "leave"),
+        ({"precision": "float16", "fold": False}, "leave"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
@@ -318,3 +330,42 @@ def test_an_unknown_precision_and_a_prepared_model_in_train_mode_are_refused():
     model.train()
     with pytest.raises(ModelError, match="eval mode"):
         PGD()(prepared, x, y, threat=Threat("linf", 0.01))
+
+
+@pytest.mark.parametrize("attack", [fast(), autoattack()], ids=lambda attack: attack.name)
+def test_a_model_is_prepared_once_by_the_attacks_that_fold_and_not_again_in_a_batch(attack):
+    model = small_net()
+    x, y = small_images(model, 20)
+    prepared = attack.prepared(model, x)
+    assert isinstance(prepared, Prepared)
+    assert prepared.folded is not model
+    assert attack.prepared(prepared, x) is prepared
+    threat = Threat("linf", 0.03)
+    alone, once = (attack.run(each, x, y, threat=threat) for each in (model, prepared))
+    assert torch.equal(alone.images, once.images)
+    assert alone.outcome == once.outcome
+    # Two passes over the first images check a folded copy that is made for this batch.
+    assert (alone.forwards - once.forwards).tolist() == [2] * CHECKED + [0] * 4
+
+
+def test_a_model_that_has_nothing_to_fold_is_not_copied_again_in_every_batch():
+    class Uncopied(nn.Flatten):
+        def __deepcopy__(self, memo):
+            copies.append(self)
+            raise TypeError
+
+    copies: list[nn.Module] = []
+    model = nn.Sequential(Uncopied(), nn.Linear(3 * 36, 4)).eval()
+    x = images(4, size=6)
+    y = model(x).argmax(dim=1)
+    prepared = fast().prepared(model, x)
+    fast().run(prepared, x, y, threat=Threat("linf", 1e-4))
+    assert len(copies) == 1
+
+
+@pytest.mark.parametrize(
+    "attack", [PGD(), autoattack("rand"), autoattack(fold=False), fast(fold=False)], ids=attack_text
+)
+def test_other_attacks_take_the_model_as_it_is(attack):
+    model = small_net()
+    assert attack.prepared(model, small_images(model)[0]) is model
