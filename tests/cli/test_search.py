@@ -82,8 +82,8 @@ def test_the_default_attack_is_fast_as_in_evaluate(run, recipe):
     [
         (["--plot", "tradeoff.gif"], "must be saved as .png, .svg or .pdf, got tradeoff.gif"),
         (["--ratios", "2^-8,much"], "ratios must be a number"),
-        (["--metric", "both"], "metric must be union or non-adaptive, got 'both'"),
-        (["--metric", "plain"], "metric must be union or non-adaptive, got 'plain'"),
+        (["--metric", "both"], "metric must be non-adaptive or union, got 'both'"),
+        (["--metric", "plain"], "metric must be non-adaptive or union, got 'plain'"),
         (["--stages", "--group", "layer1.*"], "--group or --stages, not both"),
         (["--attack", "nothing"], "attack must be one of"),
     ],
