@@ -335,7 +335,7 @@ def open_run(path: str) -> "lf.RunDir":
     """The run directory at `path`, which keeps the command as it was given."""
     run = lf.RunDir.open(path, command=shlex.join(["lipforge", *sys.argv[1:]]))
     if is_first() and (shards := run.shards()):
-        note(f"resuming: {shards} finished shards in {path} are reused")
+        note(f"resuming: {shards} finished shards in {path}; those of the same work are reused")
     return run
 
 
