@@ -1,6 +1,6 @@
-"""What every test gets: one thread count, and optional packages that import on a CPU build of torch."""
+"""What every test gets: the same examples, a clock of its own and torch's random state as it was."""
 
-import importlib.util
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,12 +11,6 @@ import lipforge.progress
 # No deadline: a busy machine must not fail a test. Derandomised: the same examples on every machine.
 settings.register_profile("lipforge", deadline=None, derandomize=True)
 settings.load_profile("lipforge")
-
-if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__version__:
-    # PyPI's torchvision is a CUDA build; on a CPU torch its import fails on two missing operators.
-    _library = torch.library.Library("torchvision", "DEF")
-    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @pytest.fixture(autouse=True)
@@ -32,3 +26,32 @@ def _same_world_after_each_test():
     yield
     torch.set_rng_state(state)
     assert torch.get_default_dtype() == dtype
+
+
+class Heard(NamedTuple):
+    """What one piece of work said of itself; `status` is shown by its `str`."""
+
+    label: str
+    total: int | None
+    done: int
+    status: object
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[Heard]:
+    """Every piece of work that showed progress, in order; nothing is drawn."""
+    import lipforge.evaluation.estimates
+    import lipforge.runs.workers
+
+    said: list[Heard] = []
+    real = lipforge.progress.progress
+
+    def listening(
+        label: str, total: int | None, *, done: int = 0, show: bool | None = None, status: object = ""
+    ) -> Any:
+        said.append(Heard(label, total, done, status))
+        return real(label, total, done=done, show=False, status=status)
+
+    for module in (lipforge.runs.workers, lipforge.evaluation.estimates):
+        monkeypatch.setattr(module, "progress", listening)
+    return said

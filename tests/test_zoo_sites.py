@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges
 from lipforge.forge.sites import find_sites
-from lipforge.models.load import load_model
-from lipforge.models.zoo import PAPER_MODELS, carried_masks
+from lipforge.models import carried_masks, load_model
+from tests.models.published import PAPER_MODELS
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # the packages warn about each other
 
