@@ -15,18 +15,6 @@ from lipforge.errors import InputError
 from lipforge.results import merge_notes
 from lipforge.types import Classifier, Threat
 
-__all__ = [
-    "Attack",
-    "AttackResult",
-    "AttackWarning",
-    "Cascade",
-    "Prepared",
-    "check_labels",
-    "checked_ids",
-    "is_misclassified",
-    "logits_of",
-    "spelled",
-]
 
 
 class AttackWarning(UserWarning):
