@@ -63,7 +63,7 @@ def test_untargeted_fab_leaves_as_many_as_the_reference(fitted, norm):
 def test_square_leaves_as_many_as_the_reference(fitted, norm):
     eps = {"linf": 0.03, "l2": 1.5}[norm]  # without gradients it takes more
     peer = _peer(square.SquareAttack, fitted[0], norm, eps=eps, n_queries=300, resc_schedule=False)
-    # A random search: the two tools draw other squares, so a few images of 80 may fall to one of them only.
+    # A random search: the two tools draw other squares, so a few images of 80 may be broken by one of them only.
     _check(_robust(Square(queries=300), peer, fitted, norm), tolerance=4)
 
 

@@ -51,7 +51,7 @@ def test_robust_images_take_the_same_path_as_in_foolbox(norm, peer):
     found = PGD(steps=10, random_start=False)(watched, x, y, threat=threat)
     assert 5 < success.sum() < 43
     torch.testing.assert_close(last[~success], expected[~success], rtol=0, atol=1e-6)
-    # foolbox goes on after success and may come back; we keep the first success.
+    # foolbox continues after success and may come back; we keep the first success.
     assert is_misclassified(model, found, y)[success].all()
 
 

@@ -6,18 +6,7 @@ from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts, auto
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import CHECKED, Precision, prepare
-from lipforge.attacks.losses import (
-    LOSSES,
-    TARGETED_LOSSES,
-    Loss,
-    TargetedLoss,
-    cross_entropy,
-    dlr,
-    margin,
-    margin_loss,
-    targeted_dlr,
-    targeted_margin_loss,
-)
+from lipforge.attacks.losses import cross_entropy, margin, margin_loss
 from lipforge.attacks.parse import attack_text, parse_attack, text_form
 from lipforge.attacks.pgd import FGSM, PGD, Refine, Refined, refine
 from lipforge.attacks.queries import Prepared, check_labels, is_misclassified, logits_of
@@ -30,9 +19,7 @@ __all__ = [
     "CW",
     "FAB",
     "FGSM",
-    "LOSSES",
     "PGD",
-    "TARGETED_LOSSES",
     "Attack",
     "AttackResult",
     "AttackState",
@@ -41,7 +28,6 @@ __all__ = [
     "Cascade",
     "Escalate",
     "Fast",
-    "Loss",
     "Precision",
     "Prepared",
     "Refine",
@@ -49,12 +35,10 @@ __all__ = [
     "Restarts",
     "Square",
     "TargetedAPGD",
-    "TargetedLoss",
     "attack_text",
     "autoattack",
     "check_labels",
     "cross_entropy",
-    "dlr",
     "fast",
     "is_misclassified",
     "logits_of",
@@ -64,7 +48,5 @@ __all__ = [
     "prepare",
     "refine",
     "spelled",
-    "targeted_dlr",
-    "targeted_margin_loss",
     "text_form",
 ]

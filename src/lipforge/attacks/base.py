@@ -1,4 +1,4 @@
-"""What an attack is, and several of them one after the other."""
+"""What an attack is, and several of them in a row."""
 
 import dataclasses
 import warnings
@@ -22,6 +22,7 @@ __all__ = [
     "Cascade",
     "Prepared",
     "check_labels",
+    "check_least",
     "checked_ids",
     "is_misclassified",
     "logits_of",
@@ -124,6 +125,13 @@ class Cascade(Attack):
             state.announce(spelled(attack))
             attack.attack(state)
             state.close_stage(spelled(attack))
+
+
+def check_least(attack: Attack, least: int, *names: str) -> None:
+    """Raise unless all of these settings are at least that."""
+    for name in names:
+        if getattr(attack, name) < least:
+            raise InputError(f"{name} must be at least {least}, got {getattr(attack, name)}")
 
 
 def spelled(attack: Attack) -> str:
