@@ -6,18 +6,7 @@ from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts, auto
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import CHECKED, Precision, prepare
-from lipforge.attacks.losses import (
-    LOSSES,
-    TARGETED_LOSSES,
-    Loss,
-    TargetedLoss,
-    cross_entropy,
-    dlr,
-    margin,
-    margin_loss,
-    targeted_dlr,
-    targeted_margin_loss,
-)
+from lipforge.attacks.losses import cross_entropy, margin, margin_loss
 from lipforge.attacks.parse import attack_text, parse_attack, text_form
 from lipforge.attacks.pgd import FGSM, PGD, Refine, Refined, refine
 from lipforge.attacks.queries import Prepared, check_labels, is_misclassified, logits_of

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss, norms
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair
 from lipforge.auditing.plan import Plan
 from lipforge.errors import SiteError

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from lipforge.reports.gallery import make_gallery
 
 
-
 def __getattr__(name: str) -> Any:
     if name != "make_gallery":
         raise AttributeError(f"module 'lipforge.reports' has no attribute {name!r}")

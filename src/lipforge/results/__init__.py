@@ -56,7 +56,6 @@ RESULTS: dict[str, type[Any]] = {
 }
 
 
-
 def record(result: Any) -> dict[str, Any]:
     """A result as a JSON object that says what it is: its kind, the format, and its fields.
 
