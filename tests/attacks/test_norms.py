@@ -3,7 +3,7 @@
 import sys
 from dataclasses import replace
 from types import ModuleType
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -211,7 +211,7 @@ def test_a_new_norm_is_one_module_and_one_name_and_every_attack_takes_it_at_its_
     x, y = small_images(model, 12)
     name = f"new_{like}"
     module = ModuleType(f"lipforge.attacks.norms.{name}")
-    monkeypatch.setattr(module, "NORM", replace(norms.of(like), name=name), raising=False)
+    monkeypatch.setattr(module, "NORM", replace(norms.of(like), name=name), raising=False)  # type: ignore[arg-type]
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr("lipforge.types.Norm", Literal["linf", "l2", "l1", "new_linf", "new_l2", "new_l1"])
     dense = (
@@ -219,7 +219,8 @@ def test_a_new_norm_is_one_module_and_one_name_and_every_attack_takes_it_at_its_
     )
     for attack in (APGD(steps=4), TargetedAPGD(steps=4, order="nearest"), Square(queries=4), fast(), *dense):
         eps = {"linf": 0.02, "l2": 0.2, "l1": 1.0}[like]
-        expected, found = (attack.run(model, x, y, threat=Threat(each, eps)) for each in (like, name))
+        threats: list[Any] = [like, name]
+        expected, found = (attack.run(model, x, y, threat=Threat(each, eps)) for each in threats)
         assert torch.equal(found.images, expected.images), attack
         assert found.outcome == expected.outcome, attack
         assert torch.equal(found.forwards, expected.forwards), attack

@@ -71,7 +71,7 @@ def audit(
             seed=keep.seed,
             shard_size=shard_size,
         )
-        report = lf.audit(*subjects, images, threat, plan=plan, run=keep.open(), name=name)
+        report = lf.audit(*subjects, images, threat, plan=plan, run=keep.open(), name=name)  # type: ignore[call-overload]
         if rank.is_first:
             _show(report, keep.run, json)
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
