@@ -76,7 +76,7 @@ def radii(threat: Threat) -> list[float]:
     >>> [round(255 * radius) for radius in radii(Threat("linf", "8/255"))]
     [8, 16, 32, 64, 96]
     """
-    last = max(FURTHEST, threat.eps) if threat.norm == "linf" else 12 * threat.eps
+    last = max(FURTHEST, threat.eps) if norms.of(threat).box else 12 * threat.eps
     found = []
     radius = threat.eps
     while radius < last * (1 - 1e-9):
