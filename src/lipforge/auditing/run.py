@@ -188,9 +188,10 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
 def _smoothing_check(pair: Pair, run: RunDir | None) -> Check:
     """The check of the certificates that a run holds."""
     found = []
-    for name in run.results() if run is not None else ():
-        with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
-            found.append(run.read_result(name))
+    if run is not None:
+        for result in run.results():
+            with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
+                found.append(run.read_result(result))
     certificates = [result for result in found if isinstance(result, CertifyResult) and result.model_digest]
     base, candidate = (digest_of(model_identity(side.classifier)) for side in (pair.base, pair.candidate))
     return checks.smoothing(certificates, base, candidate)
