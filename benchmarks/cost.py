@@ -18,7 +18,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from lipforge.attacks import parse_attack
-from lipforge.attacks.queries import is_fooled
+from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
 from lipforge.models import load_model
 from lipforge.paper import load_paper
@@ -82,7 +82,7 @@ def measured(text: str, count: int) -> dict[str, dict[str, float]]:
     model, threat = load_model("cifar10-resnet"), Threat("linf", "8/255")
     data = load_data("cifar10-sample")
     x, y = data.batch(list(range(count)))
-    right = ~is_fooled(model, x, y)
+    right = ~is_misclassified(model, x, y)
     result = parse_attack(text).run(model, x[right], y[right], threat=threat)
     found = {}
     for name, rows in (("fooled", result.fooled), ("robust", ~result.fooled)):

@@ -4,5 +4,3 @@ from lipforge.auditing.pairs import borrow, classes_of
 from lipforge.auditing.plan import Plan, audit_plan
 from lipforge.auditing.run import audit
 from lipforge.auditing.verdict import Decision, decide
-
-__all__ = ["Decision", "Plan", "audit", "audit_plan", "borrow", "classes_of", "decide"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import APGD, Attack, Refine, Square
-from lipforge.attacks.base import check_labels, is_misclassified, logits_of
+from lipforge.attacks.queries import check_labels, is_misclassified, logits_of
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
 from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, REFINED, SQUARE, TRANSFER, Plan
 from lipforge.results import MISCLASSIFIED, ROBUST, Note

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss, norms
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair
 from lipforge.auditing.plan import Plan
 from lipforge.errors import SiteError
@@ -76,7 +76,7 @@ def radii(threat: Threat) -> list[float]:
     >>> [round(255 * radius) for radius in radii(Threat("linf", "8/255"))]
     [8, 16, 32, 64, 96]
     """
-    last = max(FURTHEST, threat.eps) if threat.norm == "linf" else 12 * threat.eps
+    last = max(FURTHEST, threat.eps) if norms.of(threat).box else 12 * threat.eps
     found = []
     radius = threat.eps
     while radius < last * (1 - 1e-9):

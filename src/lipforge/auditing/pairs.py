@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks.base import logits_of
+from lipforge.attacks.queries import logits_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError

@@ -2,13 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from functools import cache
 from typing import Any, overload
 
 from torch import Tensor, nn
 
 from lipforge.attacks import attack_text, norms
-from lipforge.attacks.folding import CHECKED
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
 from lipforge.auditing.checks import measure
@@ -17,6 +15,7 @@ from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, 
 from lipforge.auditing.verdict import decide
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
+from lipforge.evaluation.robust import prepared_once
 from lipforge.results import (
     MISCLASSIFIED,
     ROBUST,
@@ -103,7 +102,17 @@ def audit(
     )
     shards = _attack(experiment, pair, threat, plan)
     measured = _measure(experiment, pair, threat, plan)
-    about = {"model": name, "data": data.name, "count": len(data), **_about(threat, plan)}
+    about = {
+        "model": name,
+        "data": data.name,
+        "count": len(data),
+        "threat": str(threat),
+        "norm": threat.norm,
+        "eps": threat.eps,
+        "seed": plan.seed,
+        "non_adaptive_attack": attack_text(plan.non_adaptive),
+        "margin": plan.margin,
+    }
     report = gather(shards, measured, _smoothing_check(pair, run), about, list(pair.candidate.views), plan)
     return experiment.finish(f"audit__{_slug(threat)}", report)
 
@@ -151,15 +160,12 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
 def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> list[dict[str, Any]]:
     """What the attacks found, shard by shard."""
 
-    @cache
-    def prepared() -> tuple[Classifier, Classifier]:
-        # Only if a shard is left to compute, and always on the first images: resuming must not change the folded copy.
-        first = experiment.read(range(min(CHECKED, len(experiment.data)))).x
-        base, candidate = pair.base.classifier, pair.candidate.classifier
-        return plan.non_adaptive.prepared(base, first), plan.non_adaptive.prepared(candidate, first)
+    base, candidate = (
+        prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
+    )
 
     def compute(shard: Shard) -> dict[str, Any]:
-        return attack_shard(pair, shard, prepared(), threat=threat, plan=plan, watch=watch)
+        return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
     task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
@@ -179,29 +185,14 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
     return found[0]
 
 
-def _about(threat: Threat, plan: Plan) -> dict[str, Any]:
-    """The fields of a report that say what was attacked and how."""
-    return {
-        "threat": str(threat),
-        "norm": threat.norm,
-        "eps": threat.eps,
-        "seed": plan.seed,
-        "non_adaptive_attack": attack_text(plan.non_adaptive),
-        "margin": plan.margin,
-    }
-
-
-def _certificates(run: RunDir) -> list[CertifyResult]:
-    """The certificates that a run holds, those that say of which model; what cannot be read does not count."""
-    found = []
-    for name in run.results():
-        with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
-            found.append(run.read_result(name))
-    return [result for result in found if isinstance(result, CertifyResult) and result.model_digest]
-
-
 def _smoothing_check(pair: Pair, run: RunDir | None) -> Check:
-    certificates = [] if run is None else _certificates(run)
+    """The check of the certificates that a run holds."""
+    found = []
+    if run is not None:
+        for result in run.results():
+            with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
+                found.append(run.read_result(result))
+    certificates = [result for result in found if isinstance(result, CertifyResult) and result.model_digest]
     base, candidate = (digest_of(model_identity(side.classifier)) for side in (pair.base, pair.candidate))
     return checks.smoothing(certificates, base, candidate)
 

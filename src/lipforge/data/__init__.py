@@ -7,26 +7,3 @@ from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.hub import HubData, from_hugging_face
 from lipforge.data.load import DataEntry, DataReport, check_data, get_data, list_data, load_data
 from lipforge.data.split import View, split, take, view
-
-__all__ = [
-    "ArrayData",
-    "DataEntry",
-    "DataReport",
-    "DataSet",
-    "FolderData",
-    "FolderOptions",
-    "HubData",
-    "View",
-    "cache_folder",
-    "check_data",
-    "content_digest",
-    "from_arrays",
-    "from_hugging_face",
-    "get_data",
-    "list_data",
-    "load_data",
-    "open_folder",
-    "split",
-    "take",
-    "view",
-]

@@ -7,16 +7,3 @@ from lipforge.models.resnet import preact_resnet18, resnet, wide_resnet
 from lipforge.models.robustbench import carried_masks
 from lipforge.models.vit import vit
 from lipforge.models.weights import load_weights_
-
-__all__ = [
-    "Normalize",
-    "bundled_names",
-    "carried_masks",
-    "list_models",
-    "load_model",
-    "load_weights_",
-    "preact_resnet18",
-    "resnet",
-    "vit",
-    "wide_resnet",
-]
