@@ -7,7 +7,7 @@ from scipy import stats
 from lipforge.attacks import PGD, parse_attack
 from lipforge.attacks.base import is_fooled
 from lipforge.data import load_data
-from lipforge.models.cards import BUNDLED, bundled_names, load_bundled, read_card
+from lipforge.models.architectures import BUNDLED, bundled_names, load_bundled, read_card
 from lipforge.types import Threat
 
 IMAGES = 500
