@@ -43,7 +43,7 @@ def search(
     out: Annotated[str | None, typer.Option(help="Write the recipe with the chosen ratio here.")] = None,
     rounds: Annotated[
         int | None,
-        typer.Option(help="Rounds after which significantly worse ratios are stopped; up to four of about 250 images."),
+        typer.Option(help="Rounds, after which clearly worse ratios are stopped; by default of about 250 images."),
     ] = None,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
