@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,23 +55,17 @@ def audit(
     from lipforge.auditing import classes_of
 
     _check(models, candidate, candidate_weights, recipe)
-    threat = threats.threat
+    threat, settings = threats.threat, {"square": square, "seed": keep.seed, "shard_size": shard_size}
     with options.session(models, data) as (rank, images, base, device):
         recipe.apply_(base)
-        name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
-        subjects: tuple[Any, ...] = (base,)
-        if candidate is not None:
+        plan = lf.audit_plan(version, classes=classes_of(base, images), margin=margin / 100, **settings)
+        if candidate is None:
+            name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
+            report = lf.audit(base, images, threat, plan=plan, run=keep.open(), name=name)
+        else:
+            other = replace(models, model=candidate, weights=candidate_weights).load(device)
             name = f"{models.model} and {candidate}"
-            subjects = (base, replace(models, model=candidate, weights=candidate_weights).load(device))
-        plan = lf.audit_plan(
-            version,
-            classes=classes_of(base, images),
-            square=square,
-            margin=margin / 100,
-            seed=keep.seed,
-            shard_size=shard_size,
-        )
-        report = lf.audit(*subjects, images, threat, plan=plan, run=keep.open(), name=name)  # type: ignore[call-overload]
+            report = lf.audit(base, other, images, threat, plan=plan, run=keep.open(), name=name)
         if rank.is_first:
             _show(report, keep.run, json)
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
