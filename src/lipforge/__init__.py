@@ -1,4 +1,4 @@
-"""lipforge: forge a trained image classifier in one pass, and find out honestly whether it got harder to fool."""
+"""lipforge: forge a trained image classifier in one pass, and find out whether it really got harder to fool."""
 
 import ast
 from importlib import import_module
