@@ -1,6 +1,8 @@
+import sys
+
 import pytest
 
-from lipforge.errors import InputError
+from lipforge.errors import InputError, LipforgeError
 from lipforge.search import plot_tradeoff
 from tests.search.test_choose import search
 
@@ -23,3 +25,9 @@ def test_a_png_is_a_png(tmp_path):
 def test_another_kind_of_file_is_refused(tmp_path):
     with pytest.raises(InputError, match=r"\.png, \.svg or \.pdf, got .*tradeoff\.gif"):
         plot_tradeoff(search(), tmp_path / "tradeoff.gif")
+
+
+def test_without_matplotlib_the_extra_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(LipforgeError, match=r"matplotlib.*lipforge\[plots\]"):
+        plot_tradeoff(search(), tmp_path / "tradeoff.png")
