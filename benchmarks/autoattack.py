@@ -3,7 +3,7 @@
     python benchmarks/autoattack.py [--images 200] [--attacks autoattack,fast] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
 
-Each measurement (model, tool, attack) is written to benchmarks/results/autoattack.json with the time it was taken, so an
+Each measurement (model, tool, attack) is written to benchmarks/results/autoattack.json with its time, so an
 interrupted run resumes; --fresh measures everything again. If the code of the attacks has changed, lipforge is measured
 again, but not the reference. The last line is JSON.
 """

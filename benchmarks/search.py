@@ -132,9 +132,8 @@ def show(results: dict[str, Any]) -> None:
         search, one, ratio, (low, high) = (results[key][name] for key in ("search", "one_ratio", "ratio", "range"))
         measured = f"{name}: search {search:.0f}, one ratio {one:.0f}"
         print(f"{measured}: {ratio:.2f} [{low:.2f}, {high:.2f}] times (target {TARGET})")
-    print(
-        f"skipped {results['skipped']} images; {results['rechecked_broken']} of {results['rechecked']} rechecked ones broke"
-    )
+    broken = f"{results['rechecked_broken']} of {results['rechecked']} rechecked ones broke"
+    print(f"skipped {results['skipped']} images; {broken}")
     print(results["reason"])
     if full := results.get("exhaustive"):
         print(f"in full: {full['passes']:.0f} passes; same choice: {full['same_choice']}")
