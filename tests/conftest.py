@@ -1,6 +1,7 @@
 """What every test gets: one thread count, and optional packages that import on a CPU build of torch."""
 
 import importlib.util
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -32,3 +33,32 @@ def _same_world_after_each_test():
     yield
     torch.set_rng_state(state)
     assert torch.get_default_dtype() == dtype
+
+
+class Heard(NamedTuple):
+    """What one piece of work said of itself; `status` is shown by its `str`."""
+
+    label: str
+    total: int | None
+    done: int
+    status: object
+
+
+@pytest.fixture
+def heard(monkeypatch) -> list[Heard]:
+    """Every piece of work that showed progress, in order; nothing is drawn."""
+    import lipforge.evaluation.estimates
+    import lipforge.runs.workers
+
+    said: list[Heard] = []
+    real = lipforge.progress.progress
+
+    def listening(
+        label: str, total: int | None, *, done: int = 0, show: bool | None = None, status: object = ""
+    ) -> Any:
+        said.append(Heard(label, total, done, status))
+        return real(label, total, done=done, show=False, status=status)
+
+    for module in (lipforge.runs.workers, lipforge.evaluation.estimates):
+        monkeypatch.setattr(module, "progress", listening)
+    return said

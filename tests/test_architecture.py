@@ -1,26 +1,36 @@
 """Who may import whom (docs/architecture.md)."""
 
 import ast
+import importlib
+import pkgutil
+import subprocess
+import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import lipforge
 
 ROOT = Path(lipforge.__file__).parent
-GROUND = {"types", "errors", "records", "batching", "pairs", "progress", "ranks", "rng"}
+GROUND = {
+    "types", "errors", "text", "records", "statistics", "results", "batching", "recording", "progress", "ranks", "rng",
+}  # fmt: skip
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
     **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},
-    "certify": GROUND | {"certify", "runs"},
-    "training": GROUND | {"training", "attacks", "runs"},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
-    "searching": GROUND | {"searching", "forge", "attacks", "evaluation", "runs"},
+    "training": GROUND | {"training", "attacks", "runs"},
+    "certification": GROUND | {"certification", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "search": GROUND | {"search", "forge", "attacks", "evaluation", "runs"},
+    "auditing": GROUND | {"auditing", "forge", "attacks", "evaluation", "runs"},
     "reports": GROUND | {"reports"},
-    "audit": GROUND | {"audit", "forge", "attacks", "evaluation", "runs"},
     "paper": GROUND | {"paper"},
 }
+LIGHT = ("types", "errors", "text", "records", "statistics", "results", "progress", "ranks", "reports", "cli.main")
+"""What imports no torch, which takes seconds."""
+PACKAGES = sorted(path.parent.relative_to(Path(lipforge.__file__).parents[1]) for path in ROOT.rglob("__init__.py"))
 FILES = sorted(path for path in ROOT.rglob("*.py"))
 
 
@@ -57,3 +67,29 @@ def test_nothing_is_unpickled_or_evaluated(path):
             if name == "torch.load":
                 arguments = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert arguments.get("weights_only") == "True", f"{path}:{node.lineno}"
+
+
+def test_every_part_has_its_place():
+    parts = {part_of(path) for path in FILES} - {"__init__", "__main__", "cli"}
+    assert parts == set(ALLOWED)
+
+
+@pytest.mark.parametrize("package", PACKAGES, ids=str)
+def test_no_function_hides_a_module(package):
+    """`import lipforge.auditing.run` gives a module, whatever the package exports."""
+    found = importlib.import_module(".".join(package.parts))
+    for module in pkgutil.iter_modules(found.__path__):
+        if module.name != "__main__":
+            importlib.import_module(f"{found.__name__}.{module.name}")
+        assert isinstance(getattr(found, module.name, found), ModuleType), f"{found.__name__}.{module.name}"
+
+
+@pytest.mark.parametrize("part", LIGHT)
+def test_what_should_be_light_imports_no_torch(part):
+    code = f"import sys, lipforge.{part}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_file_is_one_idea_on_at_most_400_lines(path):
+    assert len(path.read_text().splitlines()) <= 400

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges
 from lipforge.forge.sites import find_sites
 from lipforge.models.load import load_model

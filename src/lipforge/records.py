@@ -2,9 +2,9 @@
 
 import dataclasses
 import json
-import math
 import os
 import secrets
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -69,7 +69,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     elif origin is Literal and value in arguments:
         return value
     elif hint in (float, int) and not isinstance(value, bool) and isinstance(value, int | float):
-        if math.isfinite(value) and (hint is float or value == int(value)):
+        # Not math.isfinite: it raises on a whole number that no float can hold.
+        if abs(value) <= sys.float_info.max and (hint is float or value == int(value)):
             return hint(value)
     elif hint is Any or (hint in (str, bool, types.NoneType) and isinstance(value, hint)):
         return value
@@ -91,7 +92,7 @@ def _named(hint: Any) -> str:
     names = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", types.NoneType: "null"}
     if get_origin(hint) is tuple:
         kinds = get_args(hint)
-        return f"a list of {_named(kinds[0])}" if kinds[-1] is Ellipsis else f"a list of {len(kinds)} values"
+        return f"a list, each item {_named(kinds[0])}" if kinds[-1] is Ellipsis else f"a list of {len(kinds)} values"
     if get_origin(hint) is Literal:
         return " or ".join(map(repr, get_args(hint)))
     return names.get(hint, "an object")

@@ -24,8 +24,8 @@ def residual(mask=None, ratio=0.1):
 
 
 def report_of(model, adversarial: Any = MOVED, spectral_images=2, **settings) -> Any:
-    twins = None if adversarial is None else adversarial.double()
-    return analyse(model, CLEAN.double(), twins, spectral_images=spectral_images, tolerance=1e-6, **settings)
+    moved = None if adversarial is None else adversarial.double()
+    return analyse(model, CLEAN.double(), moved, spectral_images=spectral_images, tolerance=1e-6, **settings)
 
 
 def inputs(view, name, x, *, after_mask):
@@ -59,11 +59,11 @@ def test_shares_are_those_of_a_direct_count(mask):
             assert suppressed == pytest.approx(small.double().mean().item(), abs=1e-12)
 
 
-def test_an_image_that_is_its_own_twin_is_no_adversarial_image():
-    model, twins = residual(), MOVED.clone()
-    twins[2:] = CLEAN[2:]
+def test_an_image_that_no_attack_changed_is_no_adversarial_image():
+    model, moved = residual(), MOVED.clone()
+    moved[2:] = CLEAN[2:]
     first = analyse(model, CLEAN[:2].double(), MOVED[:2].double(), spectral_images=0)
-    for site, expected in zip(report_of(model, twins, spectral_images=0).layers, first.layers, strict=True):
+    for site, expected in zip(report_of(model, moved, spectral_images=0).layers, first.layers, strict=True):
         assert site.suppressed_adversarial == pytest.approx(expected.suppressed_adversarial, abs=1e-12)
         assert site.zero_adversarial == pytest.approx(expected.zero_adversarial, abs=1e-12)
 

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from lipforge.attacks import APGD, TargetedAPGD
-from lipforge.attacks.apgd import Schedule, _Climbers
-from lipforge.attacks.apgd_l1 import phases
-from lipforge.attacks.base import is_fooled
-from lipforge.attacks.trial import Slope
+from lipforge.attacks import APGD, TargetedAPGD, norms
+from lipforge.attacks.apgd import Ball, DenseClimbers, Schedule, phases
+from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.state import Slope
 from lipforge.errors import InputError
 from lipforge.types import Threat
 from tests.attacks.oracles import linear_classes, linear_oracle, small_images, small_net
@@ -18,10 +17,10 @@ from tests.attacks.oracles import linear_classes, linear_oracle, small_images, s
 def test_apgd_reaches_the_optimum_on_a_linear_model(norm, loss):
     model, x, y = linear_oracle()
     result = APGD(loss=loss).run(model, x, y, threat=Threat(norm, 0.02))
-    standing = ~result.fooled
-    assert standing.sum() >= 8
+    robust = ~result.broken
+    assert robust.sum() >= 8
     margin = 2 * model(result.images).gather(1, y[:, None]).squeeze(1)
-    torch.testing.assert_close(margin[standing], model.worst_margin(x, y, 0.02, norm)[standing], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(margin[robust], model.worst_margin(x, y, 0.02, norm)[robust], rtol=1e-6, atol=1e-9)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
@@ -35,26 +34,26 @@ def test_apgd_reaches_the_optimum_on_a_linear_model(norm, loss):
     ],
     ids=str,
 )
-def test_apgd_fools_a_linear_model_exactly_where_it_can_be_fooled(attack, classes, norm):
+def test_apgd_breaks_an_image_of_a_linear_model_exactly_where_it_can(attack, classes, norm):
     model, x, y = linear_classes(classes)
     distance = model.distance(x, y, norm)
     eps = float(distance.median())
     clear = (distance / eps - 1).abs() > 0.01  # the median itself is a tie
-    fooled = attack.run(model, x, y, threat=Threat(norm, eps)).fooled
+    broken = attack.run(model, x, y, threat=Threat(norm, eps)).broken
     assert clear.sum() >= 50
-    assert torch.equal(fooled[clear], (distance < eps)[clear])
+    assert torch.equal(broken[clear], (distance < eps)[clear])
 
 
 @pytest.mark.parametrize(("attack", "classes"), [(APGD(), 2), (TargetedAPGD(loss="margin"), 5)], ids=str)
-def test_apgd_fools_a_linear_model_in_l1_where_it_can_be_fooled(attack, classes):
+def test_apgd_breaks_an_image_of_a_linear_model_in_l1_where_it_can(attack, classes):
     model, x, y = linear_classes(classes)
     distance = model.distance(x, y, "l1")
     eps = float(distance.median())
     assert eps < 0.3  # so that [0, 1] does not bind
-    fooled = attack.run(model, x, y, threat=Threat("l1", eps)).fooled
+    broken = attack.run(model, x, y, threat=Threat("l1", eps)).broken
     # The best change is one entry; steps over several entries come within a few percent of it.
-    assert not fooled[distance > 1.001 * eps].any()
-    assert fooled[distance < 0.95 * eps].all()
+    assert not broken[distance > 1.001 * eps].any()
+    assert broken[distance < 0.95 * eps].all()
     assert (distance < 0.95 * eps).sum() >= 20
 
 
@@ -65,7 +64,7 @@ def test_in_l1_a_short_climb_judges_points_inside_eps_too(steps):
     model, x, y = linear_classes(2)
     eps = 3 * float(model.distance(x, y, "l1").max())
     result = APGD(steps=steps).run(model, x, y, threat=Threat("l1", eps))
-    assert result.fooled.sum() > 20
+    assert result.broken.sum() > 20
 
 
 def test_in_l1_a_climb_costs_a_forward_more_for_each_of_its_three_balls():
@@ -78,7 +77,7 @@ def test_in_l1_a_climb_costs_a_forward_more_for_each_of_its_three_balls():
 
 
 @pytest.mark.parametrize(("attack", "forwards"), [(APGD(steps=7), 1 + 8), (TargetedAPGD(steps=7), 1 + 3 * 8)])
-def test_an_image_that_stands_costs_one_forward_per_step_and_no_last_gradient(attack, forwards):
+def test_a_robust_image_costs_one_forward_per_step_and_no_last_gradient(attack, forwards):
     model = small_net(classes=4)
     x, y = small_images(model)
     result = attack.run(model, x, y, threat=Threat("linf", 1e-6))
@@ -99,7 +98,8 @@ def _climbers(values):
     def slope(step):
         return Slope(torch.full_like(x, float(step)), columns[step], torch.empty(0))
 
-    found = _Climbers.at_start(torch.arange(len(values)), x, x, slope(0), 1.0)
+    ball = Ball(norms.of("linf"), 0.5, rho=0.75)  # the first step is as long as the ball is wide
+    found = DenseClimbers.at_start(ball, torch.arange(len(values)), x, x, slope(0))
     for step in range(1, len(columns)):
         found.last_point, found.point = found.point, torch.full_like(x, float(step))
         found.see(slope(step))
@@ -109,7 +109,7 @@ def _climbers(values):
 def test_a_climb_that_rises_too_seldom_is_halved_and_returns_to_its_best_point():
     # Of 4 steps: 4, 3 and 2 rises. 0.75 * 4 = 3 rises are not enough, only more are.
     found = _climbers([[0, 1, 2, 3, 4], [0, 1, 2, 3, 2], [0, 5, 1, 2, 0]])
-    found.judge(4, 0.75)
+    found.judge(4)
     assert found.step_size.flatten().tolist() == [1.0, 0.5, 0.5]
     assert found.point.flatten().tolist() == [4, 3, 1]
     assert found.gradient.flatten().tolist() == [4, 3, 1]
@@ -118,20 +118,20 @@ def test_a_climb_that_rises_too_seldom_is_halved_and_returns_to_its_best_point()
 
 def test_a_climb_whose_best_has_not_moved_is_halved_unless_it_was_halved_last_time():
     found = _climbers([[0, 1, 2, 3, 4]])
-    found.judge(4, 0.75)
+    found.judge(4)
     found.rises += 4  # rising all the time, below a best that was found earlier
-    found.judge(4, 0.75)
+    found.judge(4)
     assert found.step_size.item() == 0.5
     found.rises += 4
-    found.judge(4, 0.75)
+    found.judge(4)
     assert found.step_size.item() == 0.5
 
 
-def test_more_eps_fools_at_least_as_many():
+def test_more_eps_breaks_at_least_as_many():
     model = small_net()
     x, y = small_images(model, 100)
     counts = [
-        int(is_fooled(model, APGD(steps=20)(model, x, y, threat=Threat("linf", eps)), y).sum())
+        int(is_misclassified(model, APGD(steps=20)(model, x, y, threat=Threat("linf", eps)), y).sum())
         for eps in (0.002, 0.005, 0.01, 0.02, 0.04)
     ]
     assert counts == sorted(counts)
@@ -148,16 +148,16 @@ def test_repeats_average_the_gradients_of_a_random_model():
         last[:] = [x.detach()]
         # The true slope is 1 per pixel; noise of 3 hides it from a single pass.
         noise = 3 * torch.randn(len(x), 1, 3, 3, generator=generator, dtype=x.dtype)
-        score = (x * (1 + noise)).flatten(1).sum(dim=1) + 40  # no noise is that large: y stands
+        score = (x * (1 + noise)).flatten(1).sum(dim=1) + 40  # no noise is that large: y wins
         return (score * weight).T
 
     x, y = torch.full((40, 1, 3, 3), 0.5, dtype=torch.float64), torch.zeros(40, dtype=torch.int64)
     slopes = []
-    for repeats in (1, 200):
-        result = APGD(steps=1, repeats=repeats, loss="margin").run(noisy, x, y, threat=Threat("linf", 0.1))
+    for eot_iter in (1, 200):
+        result = APGD(steps=1, eot_iter=eot_iter, loss="margin").run(noisy, x, y, threat=Threat("linf", 0.1))
         slopes.append(last[0].mean().item())
-        assert result.forwards.tolist() == [1 + 2 * repeats] * 40
-        assert result.backwards.tolist() == [repeats] * 40
+        assert result.forwards.tolist() == [1 + 2 * eot_iter] * 40
+        assert result.backwards.tolist() == [eot_iter] * 40
     assert slopes[0] > 0.43
     assert slopes[1] < 0.402  # every pixel down by eps
 
@@ -167,7 +167,7 @@ def test_repeats_average_the_gradients_of_a_random_model():
     [
         (APGD, {"steps": 0}, "at least 1"),
         (APGD, {"rho": 1.0}, "rho must lie between"),
-        (APGD, {"repeats": 0}, "repeats must be"),
+        (APGD, {"eot_iter": 0}, "eot_iter must be"),
         (APGD, {"loss": "hinge"}, "one of ce"),
         (TargetedAPGD, {"loss": "ce"}, "one of margin, dlr"),
         (TargetedAPGD, {"targets": 0}, "targets must be"),

@@ -1,15 +1,15 @@
-"""The checks and the gradient that all attacks share."""
+"""What all attacks share: the checks, the gradient, the counts; and cascades of them."""
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, spelled
-from lipforge.attacks.base import is_fooled
-from lipforge.attacks.norms import inside
+from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, norms, spelled
+from lipforge.attacks.base import is_misclassified
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
 from tests.attacks.oracles import Counted, small_images, small_net
@@ -18,13 +18,13 @@ THREAT = Threat("linf", "8/255")
 ATTACKS = [
     FGSM(),
     PGD(steps=3),
-    CW(steps=12, searches=3, constant=10.0, rate=0.02),
+    CW(steps=12, binary_search_steps=3, initial_const=10.0, lr=0.02),
     APGD(steps=3),
     TargetedAPGD(steps=3),
     FAB(steps=3),
     FAB(steps=3, targets=0, restarts=2),
     Square(queries=10),
-    Cascade((PGD(steps=1), Square(queries=3))),
+    Cascade((Square(queries=3), PGD(steps=1))),
 ]
 
 
@@ -38,17 +38,17 @@ def test_parameters_get_no_gradient(attack):
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 @pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
-def test_the_result_lies_in_the_ball_and_says_truly_who_is_fooled(attack, norm):
+def test_the_result_lies_in_the_ball_and_says_truly_who_is_broken(attack, norm):
     model = small_net()
     x, y = small_images(model, 60)
     y[:5] = (y[:5] + 1) % 4
     threat = Threat(norm, 0.02 if norm == "linf" else 0.15)
     result = attack.run(model, x, y, threat=threat)
-    assert inside(result.images, x, threat).all()
-    # Some are fooled, some not, or the next line would say little.
-    assert 5 < result.fooled.sum() < 60
-    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
-    assert [outcome == "robust" for outcome in result.outcome] == (~result.fooled).tolist()
+    assert norms.of(threat).inside(result.images, x, threat.eps).all()
+    # Some are broken, some not, or the next line would say little.
+    assert 5 < result.broken.sum() < 60
+    assert torch.equal(result.broken, is_misclassified(model, result.images, y))
+    assert [outcome == "robust" for outcome in result.outcome] == (~result.broken).tolist()
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
@@ -56,7 +56,7 @@ def test_the_passes_reported_are_the_passes_made(attack):
     model = Counted(small_net())
     x, y = small_images(small_net(), 40)
     result = attack.run(model, x, y, threat=Threat("linf", 0.01))
-    assert 0 < result.fooled.sum() < 40
+    assert 0 < result.broken.sum() < 40
     assert int(result.forwards.sum()) == model.images
     if not (attack.name == "fab" and attack.targets == 0):  # whose hook runs once for the classes of one image
         assert int(result.backwards.sum()) == model.gradients
@@ -98,10 +98,10 @@ def test_the_result_does_not_depend_on_the_batch_or_its_order(attack, norm):
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
-def test_more_eps_fools_at_least_as_many(attack):
+def test_more_eps_breaks_at_least_as_many(attack):
     model = small_net()
     x, y = small_images(model, 60)
-    counts = [int(attack.run(model, x, y, threat=Threat("linf", eps)).fooled.sum()) for eps in (0.001, 0.008, 0.06)]
+    counts = [int(attack.run(model, x, y, threat=Threat("linf", eps)).broken.sum()) for eps in (0.001, 0.008, 0.06)]
     assert counts == sorted(counts)
     assert counts[0] < counts[-1]
 
@@ -116,10 +116,10 @@ def test_more_eps_fools_at_least_as_many(attack):
     ],
     ids=lambda attack: attack.name,
 )
-def test_more_work_fools_every_image_that_less_work_fooled(less, more):
+def test_more_work_breaks_every_image_that_less_work_broke(less, more):
     model = small_net()
     x, y = small_images(model, 100)
-    few, many = (attack.run(model, x, y, threat=Threat("linf", 0.015)).fooled for attack in (less, more))
+    few, many = (attack.run(model, x, y, threat=Threat("linf", 0.015)).broken for attack in (less, more))
     assert (many | ~few).all()
     assert 5 < few.sum() <= many.sum() < 100
 
@@ -137,7 +137,7 @@ def test_a_success_that_does_not_repeat_does_not_count():
 
     x, y = torch.full((3, 3, 4, 4), 0.5), torch.zeros(3, dtype=torch.int64)
     result = Square(queries=1).run(Moody(), x, y, threat=THREAT)
-    assert not result.fooled.any()
+    assert not result.broken.any()
     assert result.outcome == ("robust",) * 3
 
 
@@ -146,16 +146,16 @@ def test_a_success_outside_the_ball_does_not_count():
     class Cheat(Attack):
         name: ClassVar[str] = "cheat"
 
-        def attack(self, trial):
-            at = trial.standing()
-            far = 1 - trial.x[at]
-            trial.record(far, at, trial.logits(far, at))
+        def attack(self, state):
+            at = state.robust()
+            far = 1 - state.x[at]
+            state.record(far, at, state.logits(far, at))
 
     model = small_net()
     x, y = small_images(model)
-    assert is_fooled(model, 1 - x, y).any()
+    assert is_misclassified(model, 1 - x, y).any()
     result = Cheat().run(model, x, y, threat=THREAT)
-    assert not result.fooled.any()
+    assert not result.broken.any()
     assert result.outcome == ("robust",) * len(x)
 
 
@@ -210,14 +210,14 @@ def test_the_l1_norm_is_refused_by_attacks_that_do_not_know_it(attack):
 
 
 @pytest.mark.parametrize("attack", SPARSE, ids=spelled)
-def test_an_l1_result_lies_in_the_ball_says_truly_who_is_fooled_and_does_not_depend_on_the_batch(attack):
+def test_an_l1_result_lies_in_the_ball_says_truly_who_is_broken_and_does_not_depend_on_the_batch(attack):
     model = small_net().double()
     x, y = small_images(small_net(), 60)
     x, threat = x.double(), Threat("l1", 0.5)
     result = attack.run(model, x, y, threat=threat)
-    assert inside(result.images, x, threat).all()
-    assert 5 < result.fooled.sum() < 60
-    assert torch.equal(result.fooled, is_fooled(model, result.images, y))
+    assert norms.of(threat).inside(result.images, x, threat.eps).all()
+    assert 5 < result.broken.sum() < 60
+    assert torch.equal(result.broken, is_misclassified(model, result.images, y))
     chunk = torch.tensor([31, 4, 17])
     part = attack.run(model, x[chunk], y[chunk], threat=threat, sample_ids=chunk)
     torch.testing.assert_close(part.images, result.images[chunk], rtol=0, atol=1e-10)
@@ -286,3 +286,73 @@ def test_outputs_that_are_not_logits_are_refused():
     x, y = small_images(small_net())
     with pytest.raises(ModelError, match="must return logits"):
         FGSM()(nn.Identity().eval(), x, y, threat=THREAT)
+
+
+CASCADE_THREAT = Threat("linf", 0.012)
+MEMBERS = (FGSM(step_size=0.3), Square(queries=60), PGD(steps=10))
+
+
+def _run(attack):
+    model = small_net()
+    x, y = small_images(model, 100)
+    y[:4] = (y[:4] + 1) % 4
+    return attack.run(model, x, y, threat=CASCADE_THREAT)
+
+
+@pytest.mark.parametrize("member", MEMBERS, ids=lambda attack: attack.name)
+def test_a_cascade_breaks_every_image_that_a_member_breaks(member):
+    alone, together = _run(member).broken, _run(Cascade(MEMBERS)).broken
+    assert 5 < alone.sum() < 100
+    assert (together | ~alone).all()
+
+
+def test_the_stages_say_what_each_attack_left_and_took():
+    result = _run(Cascade(MEMBERS))
+    assert [stage.attack for stage in result.stages] == ["clean", *map(spelled, MEMBERS)]
+    left = [stage.robust for stage in result.stages]
+    assert left[0] == 96
+    assert left == sorted(left, reverse=True)
+    assert left[-1] == int((~result.broken).sum())
+    assert sum(stage.forwards for stage in result.stages) == int(result.forwards.sum())
+    assert sum(stage.backwards for stage in result.stages) == int(result.backwards.sum())
+    broken = [result.outcome.count(stage.attack) for stage in result.stages[1:]]
+    assert broken == [before - after for before, after in pairwise(left)]
+    assert min(broken) > 0
+    assert result.outcome[:4] == ("misclassified",) * 4
+
+
+def test_an_image_that_is_broken_is_not_attacked_again():
+    result = _run(Cascade(MEMBERS))
+    by_fgsm = torch.tensor([outcome == "fgsm:step_size=0.3" for outcome in result.outcome])
+    # clean, FGSM's gradient, the look at its step, and the confirmation
+    assert result.forwards[by_fgsm].tolist() == [4] * int(by_fgsm.sum())
+    assert result.forwards[:4].tolist() == [1] * 4
+
+
+def test_a_cascade_of_cascades_is_one_list_of_stages():
+    nested = _run(Cascade((Cascade(MEMBERS[:2]), MEMBERS[2])))
+    flat = _run(Cascade(MEMBERS))
+    assert [(stage.attack, stage.robust) for stage in nested.stages] == [
+        (stage.attack, stage.robust) for stage in flat.stages
+    ]
+    assert nested.outcome == flat.outcome
+
+
+def test_nothing_is_run_when_no_image_is_robust():
+    model = small_net()
+    x, y = small_images(model)
+    result = Cascade(MEMBERS).run(model, x, (y + 1) % 4, threat=CASCADE_THREAT)
+    assert [stage.attack for stage in result.stages] == ["clean"]
+    assert result.forwards.tolist() == [1] * len(x)
+
+
+def test_a_cascade_of_nothing_is_refused():
+    with pytest.raises(InputError, match="at least one attack"):
+        Cascade(())
+
+
+def test_whoever_watches_is_told_each_attack_as_it_begins():
+    model, told = small_net(), list[str]()
+    x, y = small_images(model, 10)
+    Cascade((PGD(steps=2), FGSM(step_size=0.3))).run(model, x, y, threat=Threat("linf", 1e-4), watch=told.append)
+    assert told == ["cascade", "pgd:steps=2", "fgsm:step_size=0.3"]

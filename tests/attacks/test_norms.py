@@ -1,5 +1,8 @@
-"""Projections, steps and starts against brute force, and as properties over random inputs."""
+"""The geometry of each norm against brute force and general solvers, and as properties over random inputs."""
 
+from typing import get_args
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -7,9 +10,9 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from lipforge import rng
-from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks import norms
 from lipforge.errors import InputError
-from lipforge.types import Threat
+from lipforge.types import Norm, Threat
 
 IDS = torch.arange(40)
 
@@ -27,7 +30,7 @@ def images(seed, *, dtype=torch.float64):
 def test_a_projected_point_lies_in_the_ball_and_in_the_unit_range(seed, eps, norm):
     x = images(seed)
     far = rng.uniform(seed, IDS, stream="far", shape=(1, 2, 2), low=-3.0, high=4.0, dtype=torch.float64)
-    inside = project(far, x, Threat(norm, eps))
+    inside = norms.of(norm).project(far, x, eps)
     assert norm_of(inside - x, norm).max() <= eps * (1 + 1e-12)
     assert inside.min() >= 0
     assert inside.max() <= 1
@@ -36,13 +39,13 @@ def test_a_projected_point_lies_in_the_ball_and_in_the_unit_range(seed, eps, nor
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_a_point_that_is_inside_already_stays_where_it_is(norm):
     x = images(0)
-    inside = project(x + 0.01, x, Threat(norm, 0.5)).clamp(max=1.0)
-    torch.testing.assert_close(project(inside, x, Threat(norm, 0.5)), inside, rtol=0, atol=1e-15)
+    inside = norms.of(norm).project(x + 0.01, x, 0.5).clamp(max=1.0)
+    torch.testing.assert_close(norms.of(norm).project(inside, x, 0.5), inside, rtol=0, atol=1e-15)
 
 
 def test_the_linf_projection_is_the_nearest_point():
     x, far = images(0)[:1], images(1)[:1] * 3 - 1
-    found = project(far, x, Threat("linf", 0.2)).flatten()
+    found = norms.of("linf").project(far, x, 0.2).flatten()
     bounds = [(max(0.0, value - 0.2), min(1.0, value + 0.2)) for value in x.flatten().tolist()]
     nearest = optimize.minimize(
         lambda z: ((z - far.flatten().numpy()) ** 2).sum(), x.flatten().numpy(), bounds=bounds, method="L-BFGS-B"
@@ -53,7 +56,7 @@ def test_the_linf_projection_is_the_nearest_point():
 @pytest.mark.parametrize("eps", [0.1, 0.5, 1.5])
 def test_the_l1_projection_is_the_nearest_point(eps):
     x, far = images(0), images(1) * 3 - 1
-    found = project(far, x, Threat("l1", eps))
+    found = norms.of("l1").project(far, x, eps)
     for row in range(8):
         start, goal = x[row].flatten().numpy(), far[row].flatten().numpy()
         # Split into rises and falls, so that the l1 norm is linear.
@@ -72,7 +75,7 @@ def test_the_l1_projection_is_the_nearest_point(eps):
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_no_change_of_that_norm_raises_a_linear_function_more_than_the_steepest_step(norm):
     gradient = images(2) - 0.5
-    step = steepest_step(gradient, Threat(norm, 1.0), 0.3)
+    step = norms.of(norm).steepest_step(gradient, 0.3)
     torch.testing.assert_close(norm_of(step, norm), torch.full((40,), 0.3, dtype=torch.float64))
     dual = gradient.flatten(1).norm(p=1 if norm == "linf" else 2, dim=1)
     torch.testing.assert_close((gradient * step).flatten(1).sum(dim=1), 0.3 * dual)
@@ -81,20 +84,20 @@ def test_no_change_of_that_norm_raises_a_linear_function_more_than_the_steepest_
 def test_a_zero_gradient_gives_no_step_and_a_tiny_one_a_full_step():
     gradient = torch.zeros(2, 1, 2, 2)
     gradient[1] = 1e-30
-    length = norm_of(steepest_step(gradient, Threat("l2", 1.0), 0.3), "l2")
+    length = norm_of(norms.of("l2").steepest_step(gradient, 0.3), "l2")
     assert length.tolist() == pytest.approx([0.0, 0.3])
 
 
 def test_a_linf_start_is_uniform_in_the_cube():
     x = torch.full((1000, 1, 2, 2), 0.5)
-    start = random_start(x, Threat("linf", 0.1), seed=0, sample_ids=torch.arange(1000), stream="s")
+    start = norms.of("linf").random_start(x, 0.1, seed=0, sample_ids=torch.arange(1000), stream="s")
     share = ((start - x) / 0.2 + 0.5).flatten().double().numpy()
     assert stats.kstest(share, "uniform").pvalue > 0.01
 
 
 def test_an_l2_start_is_uniform_in_the_ball():
     x = torch.full((4000, 1, 2, 2), 0.5)
-    start = random_start(x, Threat("l2", 0.2), seed=0, sample_ids=torch.arange(4000), stream="s")
+    start = norms.of("l2").random_start(x, 0.2, seed=0, sample_ids=torch.arange(4000), stream="s")
     change = (start - x).double()
     # In 4 dimensions the share of the ball's volume within a radius grows with its fourth power.
     assert stats.kstest(((norm_of(change, "l2") / 0.2) ** 4).numpy(), "uniform").pvalue > 0.01
@@ -106,12 +109,92 @@ def test_an_l2_start_is_uniform_in_the_ball():
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_a_start_depends_on_the_image_id_and_not_on_the_batch(norm):
     x = images(0, dtype=torch.float32)
-    together = random_start(x, Threat(norm, 0.1), seed=0, sample_ids=IDS, stream="s")
-    alone = random_start(x[9:10], Threat(norm, 0.1), seed=0, sample_ids=IDS[9:10], stream="s")
+    together = norms.of(norm).random_start(x, 0.1, seed=0, sample_ids=IDS, stream="s")
+    alone = norms.of(norm).random_start(x[9:10], 0.1, seed=0, sample_ids=IDS[9:10], stream="s")
     assert torch.equal(together[9:10], alone)
-    assert random_start(x[:0], Threat(norm, 0.1), seed=0, sample_ids=IDS[:0], stream="s").shape == (0, 1, 2, 2)
+    assert norms.of(norm).random_start(x[:0], 0.1, seed=0, sample_ids=IDS[:0], stream="s").shape == (0, 1, 2, 2)
 
 
 def test_the_l1_norm_has_no_dense_steepest_step():
     with pytest.raises(InputError, match="linf and l2, got l1"):
-        steepest_step(images(0), Threat("l1", 1.0), 0.1)
+        norms.of("l1").steepest_step(images(0), 0.1)
+
+
+POINT = rng.uniform(0, IDS[:20], stream="point", shape=(6,), dtype=torch.float64)
+NORMAL = rng.normal(0, IDS[:20], stream="normal", shape=(6,), dtype=torch.float64)
+NORMAL[:, 5] = 0.0
+CORNERS = rng.uniform(0, IDS[:20], stream="corner", shape=(6,), dtype=torch.float64)
+EXCESS = (NORMAL * (POINT - CORNERS)).sum(dim=1)  # the hyperplane passes through another point of the box
+
+
+def _least(row, norm):
+    """The norm of the smallest change, from a linear program or a constrained least-squares problem."""
+    point, normal, excess = (part[row].numpy() for part in (POINT, NORMAL, EXCESS))
+    bounds = [(-value, 1 - value) for value in point]
+    if norm == "linf":
+        # min t  with  -t <= d_i <= t,  w.d = -excess
+        eye, ones = np.eye(6), -np.ones((6, 1))
+        sides = np.block([[eye, ones], [-eye, ones]])
+        solved = optimize.linprog(
+            [0] * 6 + [1],
+            A_ub=sides,
+            b_ub=np.zeros(12),
+            A_eq=[[*normal, 0.0]],
+            b_eq=[-excess],
+            bounds=[*bounds, (0, None)],
+        )
+        return solved.fun
+    plane = {"type": "eq", "fun": lambda change: normal @ change + excess, "jac": lambda change: normal}
+    start = (CORNERS - POINT)[row].numpy()
+    solved = optimize.minimize(
+        lambda change: change @ change,
+        start,
+        jac=lambda change: 2 * change,
+        bounds=bounds,
+        constraints=[plane],
+        method="SLSQP",
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    return np.sqrt(solved.fun)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_the_change_reaches_the_hyperplane_inside_the_box_and_is_the_smallest_that_does(norm):
+    change = norms.of(norm).to_hyperplane(POINT, NORMAL, EXCESS)
+    torch.testing.assert_close((NORMAL * change).sum(dim=1), -EXCESS)
+    assert (POINT + change).min() >= -1e-15
+    assert (POINT + change).max() <= 1 + 1e-15
+    size = change.abs().amax(dim=1) if norm == "linf" else change.norm(dim=1)
+    # The solvers stop at tolerances near 1e-7.
+    assert size.tolist() == pytest.approx([_least(row, norm) for row in range(20)], rel=1e-5)
+    # In some rows the box binds, or this would only test a formula without it.
+    assert ((POINT + change - 0.5).abs() > 0.5 - 1e-12).any(dim=1).sum() >= 3
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_hyperplane_out_of_reach_sends_the_point_to_the_nearest_corner(norm):
+    excess = torch.full((20,), 100.0, dtype=torch.float64)
+    corner = POINT + norms.of(norm).to_hyperplane(POINT, NORMAL, excess)
+    moving = NORMAL != 0
+    torch.testing.assert_close(corner[moving], (NORMAL < 0).double()[moving])
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_a_gradient_of_zero_moves_nothing_and_gives_no_nan(norm):
+    change = norms.of(norm).to_hyperplane(POINT.float(), torch.zeros(20, 6), torch.ones(20))
+    assert torch.equal(change, torch.zeros(20, 6))
+
+
+def test_what_a_norm_lacks_names_the_norms_that_have_it():
+    with pytest.raises(InputError, match="linf and l2, got l1; apgd, apgd-t and square know l1"):
+        norms.of("l1").require("to_hyperplane")
+    norms.of("l2").require("to_hyperplane", "steepest_step", "random_start")
+
+
+def test_every_norm_of_a_threat_has_its_geometry_and_no_other_name_falls_through_to_one():
+    for name in get_args(Norm):
+        geometry = norms.of(Threat(name, 0.1))
+        assert geometry.name == name
+        assert norm_of(images(3), name).tolist() == pytest.approx(geometry.distance(images(3)).tolist())
+    with pytest.raises(InputError, match="norm must be one of linf, l2, l1, got 'l0'"):
+        norms.of("l0")

@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from lipforge import rng
-from lipforge.attacks import Square
-from lipforge.attacks.square import span
-from lipforge.attacks.squares import double_bump, start_squares, turn_window
+from lipforge.attacks import Square, norms
+from lipforge.attacks.square import double_bump, span, start_squares, turn_window
 from lipforge.errors import InputError
 from lipforge.types import Threat
 from tests.attacks.oracles import linear_oracle, small_images, small_net
@@ -15,11 +14,11 @@ from tests.attacks.oracles import linear_oracle, small_images, small_net
 def test_square_reaches_the_optimum_on_a_linear_model():
     model, x, y = linear_oracle()
     result = Square(queries=1500).run(model, x, y, threat=Threat("linf", 0.02))
-    standing = ~result.fooled
-    assert standing.sum() >= 8
+    robust = ~result.broken
+    assert robust.sum() >= 8
     margin = 2 * model(result.images).gather(1, y[:, None]).squeeze(1)
     # Each pixel has been drawn with each of its sign patterns many times, so the corner is reached exactly.
-    torch.testing.assert_close(margin[standing], model.worst_margin(x, y, 0.02, "linf")[standing])
+    torch.testing.assert_close(margin[robust], model.worst_margin(x, y, 0.02, "linf")[robust])
 
 
 def test_a_query_costs_one_forward_and_no_backward():
@@ -38,8 +37,8 @@ def test_square_needs_no_gradient():
         with torch.no_grad():
             return net((images * 255).round() / 255)
 
-    fooled = Square(queries=100).run(rounded, x, y, threat=Threat("linf", 0.02)).fooled
-    assert 5 < fooled.sum() < 60
+    broken = Square(queries=100).run(rounded, x, y, threat=Threat("linf", 0.02)).broken
+    assert 5 < broken.sum() < 60
 
 
 def test_the_side_follows_the_published_schedule_of_shares():
@@ -73,7 +72,7 @@ def test_windows_are_uniform_and_reach_every_edge():
 
 def test_the_start_is_vertical_stripes_at_the_edge_of_the_ball():
     x = torch.full((10, 3, 6, 7), 0.5)
-    change = start_squares(x, Threat("linf", 0.1), seed=0, sample_ids=torch.arange(10), stream="s") - x
+    change = start_squares(x, norms.of("linf"), 0.1, seed=0, sample_ids=torch.arange(10), stream="s") - x
     torch.testing.assert_close(change.abs(), torch.full_like(x, 0.1))
     assert (change == change[:, :, :1]).all()
     assert change.sign().mean().abs() < 0.3
@@ -82,7 +81,7 @@ def test_the_start_is_vertical_stripes_at_the_edge_of_the_ball():
 @pytest.mark.parametrize("size", [(3, 10, 10), (1, 32, 32), (3, 7, 12), (2, 3, 3)])
 def test_an_l2_start_has_length_eps(size):
     x = torch.full((4, *size), 0.5)
-    change = start_squares(x, Threat("l2", 0.1), seed=0, sample_ids=torch.arange(4), stream="s") - x
+    change = start_squares(x, norms.of("l2"), 0.1, seed=0, sample_ids=torch.arange(4), stream="s") - x
     torch.testing.assert_close(change.flatten(1).norm(dim=1), torch.full((4,), 0.1), rtol=1e-4, atol=0)
 
 
@@ -104,7 +103,8 @@ def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window
     words = torch.tensor([[0, 0], [2**31, 2**31]])
     fresh, emptied = window(words[:, 0], words[:, 1], 3, 8, 8), window(words[:, 1] + 2**31, words[:, 0], 3, 8, 8)
     emptied &= ~fresh
-    new = turn_window(change, fresh, emptied, torch.ones(2, 3, 1, 1), 3, torch.tensor([False, True]), Threat("l2", 0.5))
+    signs, turned = torch.ones(2, 3, 1, 1), torch.tensor([False, True])
+    new = turn_window(change, fresh, emptied, signs, 3, turned, norm=norms.of("l2"), eps=0.5)
     torch.testing.assert_close(new.flatten(1).norm(dim=1), torch.tensor([0.5, 0.5]))
     elsewhere = ~(fresh | emptied)
     assert torch.equal(new * emptied, torch.zeros_like(new))
@@ -117,7 +117,7 @@ def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window
     [
         ({"queries": 0}, "queries and restarts must be at least 1"),
         ({"restarts": 0}, "queries and restarts must be at least 1"),
-        ({"share": 0.0}, "share must lie in"),
+        ({"p_init": 0.0}, "p_init must lie in"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):

@@ -106,7 +106,7 @@ def test_a_source_is_no_weaker_against_its_own_refined_points_than_it_says():
 
 def test_refining_in_l1_is_refused_before_any_work():
     model = linear()
-    with pytest.raises(InputError, match="refine works in linf and l2, got l1; refine=0"):
+    with pytest.raises(InputError, match="points cannot be refined in l1; refine=0"):
         transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0))
     assert transfer(model, model, labelled(model), APGD(steps=2), Threat("l1", 1.0), refine=0).count == 22
 

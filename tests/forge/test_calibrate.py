@@ -11,8 +11,7 @@ from torch.multiprocessing.spawn import spawn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lipforge.errors import CalibrationError, InputError, ModelError, SiteError
-from lipforge.forge.calibrate import calibrate_
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import calibrate_, forge_
 from lipforge.forge.insert import forges, insert_, set_mode_
 from lipforge.forge.masks import MeanCentred
 from lipforge.forge.sites import find_sites

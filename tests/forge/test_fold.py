@@ -3,8 +3,8 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, RecipeError, SiteError
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.fold import count_zeros, fold_, load_fold
-from lipforge.forge.forging import forge_
 from lipforge.forge.insert import forges, insert_, remove_
 from lipforge.forge.sites import find_sites
 from lipforge.forge.views import plain

@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from lipforge.errors import CalibrationError, InputError, ModelError, SiteError
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges
 from lipforge.forge.masks import Piecewise
 from tests.nets import PlainNet, ResidualNet, Transformer, images, seeded

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, SiteError
-from lipforge.forge.calibrate import calibrate_
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import calibrate_, forge_
 from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
 from lipforge.forge.layer import Forge
 from lipforge.forge.masks import MeanCentred, Piecewise, Smooth, Step
@@ -118,10 +117,10 @@ def test_the_layer_classes_do_not_change():
     assert "(forge): Forge(mask=Step(), ratio=0.125" in str(model)
 
 
-@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
-def test_copies_are_forged_and_independent(twin):
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_are_forged_and_independent(duplicate):
     model, x = forged_model(), images(4)
-    other = twin(model)
+    other = duplicate(model)
     assert torch.equal(other(x), model(x))
     before = model(x)
     set_ratio_(other, 0.5)

@@ -118,9 +118,9 @@ def test_per_channel_bounds_act_on_the_last_dimension_of_tokens():
 def test_the_layer_survives_deepcopy_and_pickle():
     forge = calibrated(Piecewise(0.25))
     x = torch.randn(8, generator=torch.Generator().manual_seed(0))
-    for twin in (copy.deepcopy(forge), pickle.loads(pickle.dumps(forge))):
-        assert torch.equal(twin(x), forge(x))
-        assert (twin.mask, twin.ratio, twin.bound.item()) == (forge.mask, forge.ratio, forge.bound.item())
+    for copied in (copy.deepcopy(forge), pickle.loads(pickle.dumps(forge))):
+        assert torch.equal(copied(x), forge(x))
+        assert (copied.mask, copied.ratio, copied.bound.item()) == (forge.mask, forge.ratio, forge.bound.item())
 
 
 def test_the_layer_adds_nothing_to_a_state_dict():

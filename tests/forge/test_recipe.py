@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lipforge.errors import RecipeError
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges, insert_, remove_, set_ratio_
 from lipforge.forge.layer import Forge
 from lipforge.forge.masks import MeanCentred, Piecewise, Smooth, Step

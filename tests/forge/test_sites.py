@@ -83,7 +83,7 @@ def test_depthwise_convs_are_left_out_unless_asked_for():
 def test_a_plain_net_gets_all_layers_but_first_and_last_and_is_told_why():
     survey = find_sites(seeded(PlainNet))
     assert survey.names == ["layers.2", "layers.5"]
-    assert survey.rules == ("plain_layers",)
+    assert survey.rules == ("sequential_layers",)
     assert survey.reason.startswith("no residual block was found")
 
 
@@ -171,6 +171,7 @@ def test_images_show_the_model_its_input_shape():
     [
         (["residual_conv"], "unknown rule 'residual_conv'.*did you mean 'residual_convs'"),
         ("residual_convs", "rules must be a sequence"),
+        (["plain_layers"], "'plain_layers' is now called 'sequential_layers'"),
         ([], "rules must not be empty"),
         (["shortcut_convs", "name:nothing*"], "no site was found by the rules.* A rule name:GLOB takes any layer"),
     ],

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, ModelError, SiteError
-from lipforge.forge.forging import forge_
+from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges, set_ratio_
 from lipforge.forge.views import forged, plain, smooth_backward, straight_through
 from tests.nets import ResidualNet, images, seeded

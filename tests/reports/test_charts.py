@@ -4,8 +4,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from lipforge.reports.charts import Axis, Bar, Lines, Point, Row, Rows, Series
-from lipforge.reports.svg import padded, scale, tag, ticks
+from lipforge.reports.charts import Axis, Bar, Lines, Point, Row, Rows, Series, padded, scale, tag, ticks
 
 LINES = Lines(
     "alt <text>",

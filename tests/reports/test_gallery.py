@@ -41,12 +41,12 @@ def test_the_perturbation_is_magnified_around_grey_until_it_fills_the_range():
         assert np.abs(pixels(item.perturbation) - expected).max() <= 0.51  # half a step of rounding
 
 
-def test_only_images_that_were_right_are_shown_fallen_and_standing_by_turns():
+def test_only_images_that_were_correct_are_shown_broken_and_robust_by_turns():
     clean, adversarial = pair()
     labels, before, after = [0, 1, 2, 3, 4, 5], [0, 1, 2, 3, 4, 0], [0, 9, 2, 9, 4, 9]
     shown = make_gallery(clean, adversarial, labels, before, after, count=4)
     assert [item.index for item in shown.items] == [1, 0, 3, 2]
-    assert [item.fooled for item in shown.items] == [True, False, True, False]
+    assert [item.broken for item in shown.items] == [True, False, True, False]
 
 
 def test_class_names_and_indices_are_the_callers():

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from lipforge.errors import InputError
-from lipforge.records import to_plain
+from lipforge.records import to_builtins
 from lipforge.reports import ReportWarning, build_report, write_report
+from lipforge.results import VERDICTS, Note
 from lipforge.runs import RunDir
-from tests.reports.made import analysis, audit, certificate, full_run, robust, sweep, write_plain
+from tests.reports.made import analysis, audit, certificate, demo, full_run, robust, sweep, write_values
 
 ALL = ["verdict", "accuracy", "tradeoff", "sweep", "waterfall", "audit", "layers", "certified", "gallery", "cost",
        "provenance"]  # fmt: skip
@@ -53,16 +54,24 @@ def test_base_and_forged_without_an_audit_are_called_not_audited(tmp_path):
     [("real", "good"), ("not real", "bad"), ("harmful", "bad"), ("no change", "calm"), ("undecided", "doubt")],
 )
 def test_each_verdict_has_its_word_sign_and_tone(tmp_path, word, tone):
-    write_plain(tmp_path, "audit", "audit", audit(word))
+    write_values(tmp_path, "audit", "audit", audit(word))
     (verdict,) = build_report(tmp_path).sections[0].blocks
-    assert verdict.tone == tone
+    assert (verdict.word, verdict.sign, verdict.tone) == (VERDICTS[word].title, VERDICTS[word].sign, tone)
     assert verdict.sign.strip()
     assert word.split()[-1] in verdict.word.lower()
-    assert verdict.sentence.startswith("Plain attacks show")
+    assert verdict.sentence.startswith("Non-adaptive attacks show")
+
+
+def test_a_verdict_names_failed_checks_and_early_stopped_images(tmp_path):
+    write_values(tmp_path, "audit", "audit", audit())
+    (verdict,) = build_report(tmp_path).sections[0].blocks
+    assert "n = 200" in verdict.details[0]
+    assert verdict.details[1].startswith("Failed check: iterative at least as strong as one step: no; 27 of 64")
+    assert verdict.details[2].endswith("stopped early: base 0 of 65, candidate 3 of 63")
 
 
 def test_unknown_kinds_are_listed_and_do_not_break_the_page(tmp_path):
-    write_plain(tmp_path, "odd", "horoscope", {"stars": 3})
+    write_values(tmp_path, "odd", "horoscope", {"stars": 3})
     page = write_report(tmp_path).read_text()
     assert "horoscope" in page
 
@@ -70,15 +79,15 @@ def test_unknown_kinds_are_listed_and_do_not_break_the_page(tmp_path):
 def test_damage_is_named_in_the_page_and_in_a_warning_and_the_rest_is_shown(tmp_path):
     full_run(tmp_path / "run")
     (tmp_path / "run/results/audit__linf-8over255.json").write_text('{"kind": "audit"')
-    values = to_plain(analysis())
+    values = to_builtins(analysis())
     values["layers"][3]["threshold"] = "much"
-    write_plain(tmp_path / "run", "analysis", "analysis", values)
+    write_values(tmp_path / "run", "analysis", "analysis", values)
     with pytest.warns(ReportWarning) as caught:
         page = write_report(tmp_path / "run").read_text()
     said = [str(warning.message) for warning in caught]
     assert len(said) == 2
     assert any("results/audit__linf-8over255.json is not valid JSON" in text for text in said)
-    assert any("results/analysis.json, 'layers' 3: 'threshold' must be a number, got 'much'" in text for text in said)
+    assert any("results/analysis.json: 'layers' 3: 'threshold' must be a number, got 'much'" in text for text in said)
     assert "Files that could not be used" in page
     assert "audit__linf-8over255.json" in page
     assert names_of(page) == [f"run-1-{name}" for name in ALL if name not in ("audit", "layers")]
@@ -93,7 +102,7 @@ def names_of(page):
 @pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
 @pytest.mark.parametrize("values", [{}, {"points": [{}], "scores": [1], "rows": [{}], "items": 3, "layers": [{}]}])
 def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, values):
-    write_plain(tmp_path, "x", kind, values)
+    write_values(tmp_path, "x", kind, values)
     assert "Provenance" in write_report(tmp_path).read_text()
 
 
@@ -101,12 +110,12 @@ def test_names_from_the_json_cannot_become_markup(tmp_path):
     run = RunDir.open(tmp_path / "run")
     evil: dict[str, Any] = {
         **dict.fromkeys(("label", "model", "data", "attack", "threat"), HOSTILE),
-        "notes": (HOSTILE,),
+        "notes": (Note(HOSTILE, HOSTILE),),
     }
     run.write_result("a", replace(robust("base", (52, 16, 1, 0), 64), **evil))
-    values = json.loads(json.dumps(to_plain(audit())).replace("cifar10-resnet", HOSTILE.replace('"', '\\"')))
-    write_plain(tmp_path / "run", "audit", "audit", {**values, "sentence": HOSTILE, "doubts": [HOSTILE]})
-    write_plain(tmp_path / "run", "c", "certify", certificate(HOSTILE, (3, 2)))
+    values = json.loads(json.dumps(to_builtins(audit())).replace("cifar10-resnet", HOSTILE.replace('"', '\\"')))
+    write_values(tmp_path / "run", "audit", "audit", {**values, "sentence": HOSTILE})
+    write_values(tmp_path / "run", "c", "certify", certificate(HOSTILE, (3, 2)))
     (tmp_path / "run/environment.json").write_text(
         json.dumps({"environments": [{HOSTILE: HOSTILE, "command": HOSTILE}]})
     )
@@ -137,12 +146,12 @@ def test_the_page_asks_for_nothing_outside_itself(tmp_path):
 
 def test_the_waterfall_adds_up(tmp_path):
     table = next(t for t in build_report(full_run(tmp_path / "run")).tables if t.name == "attacks")
-    took: dict[str, list[Any]] = {
+    counts: dict[str, list[Any]] = {
         column.name: [row[place] for row in table.rows] for place, column in enumerate(table.columns)
     }
-    assert took["base took"] == [52, 16, 1, 0]
-    assert took["forged took"] == [44, 18, 1, 1]
-    assert took["base left"][-1] == 200 - 64 - sum(took["base took"])
+    assert counts["base: broken"] == [52, 16, 1, 0]
+    assert counts["forged: broken"] == [44, 18, 1, 1]
+    assert counts["base: robust after"][-1] == 200 - 64 - sum(counts["base: broken"])
 
 
 def test_gained_and_lost_are_counted_on_the_same_images(tmp_path):
@@ -158,15 +167,26 @@ def test_gained_and_lost_are_counted_on_the_same_images(tmp_path):
     assert gained - lost == sum(forged.robust) - sum(base.robust)
 
 
+def test_a_comparison_names_the_attack_of_the_evaluations_that_it_is_of(tmp_path):
+    tables = {table.name: table for table in build_report(full_run(tmp_path / "run")).tables}
+    assert tables["paired"].rows[0][:3] == ("base and forged", "autoattack, linf 8/255", 200)
+    assert [row[0] for row in tables["audit-paired"].rows][1] == "non-adaptive: fast"
+
+
+def test_a_certification_without_a_curve_does_not_stop_the_page(tmp_path):
+    RunDir.open(tmp_path).write_result("c", certificate("base", ()))
+    assert "Certified" not in write_report(tmp_path).read_text()
+
+
 def test_sweeps_over_eps_have_a_panel_per_attack(tmp_path):
-    write_plain(tmp_path, "sweep", "sweep", sweep())
+    write_values(tmp_path, "sweep", "sweep", sweep())
     figure, notes = build_report(tmp_path).sections[0].blocks
     assert len(notes.items) == 1
     assert [chart.title for chart in figure.charts] == ["fgsm", "pgd", "cw"]
     assert figure.legend == (("base", "base"), ("forged", "forged"))
 
 
-def test_several_runs_stand_side_by_side_before_their_own_pages(tmp_path):
+def test_several_runs_are_side_by_side_before_their_own_pages(tmp_path):
     report = build_report(full_run(tmp_path / "one"), full_run(tmp_path / "two", "real"))
     assert names(report) == ["runs", *ALL, *ALL]
     verdicts = report.tables[0]
@@ -195,9 +215,9 @@ def test_the_command_is_the_recorded_one_or_is_put_together_from_the_results(tmp
     run.write_result("a", robust("forged", (44, 18, 1, 1), 63))
     assert command_of(tmp_path / "run") == (
         "lipforge evaluate cifar10-resnet --recipe recipe.json --data cifar10:test --limit 200 --attack autoattack "
-        "--norm linf --eps 8/255 --attack-seed 0 --run run"
+        "--norm linf --eps 8/255 --seed 0 --run run"
     )
-    write_plain(tmp_path / "run", "demo", "demo", {"model": "my model", "count": 12})
+    run.write_result("demo", demo(model="my model", count=12))
     assert command_of(tmp_path / "run") == "lipforge demo --model 'my model' --count 12 --out run"
     (tmp_path / "run/environment.json").write_text('{"environments": [{"torch": "2", "command": "lipforge x"}]}')
     assert command_of(tmp_path / "run") == "lipforge x"
@@ -208,7 +228,7 @@ def command_of(path):
 
 
 def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
-    found = replace(audit("undecided"), sentence="undecided: +0.0 points [-1.0, +1.0] under all attacks together")
-    write_plain(tmp_path, "audit", "audit", found)
+    found = replace(audit("undecided"), sentence="undecided: +0.0 points [-1.0, +1.0] under the union of all attacks")
+    write_values(tmp_path, "audit", "audit", found)
     (verdict,) = build_report(tmp_path).sections[0].blocks
-    assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under all attacks together"
+    assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under the union of all attacks"

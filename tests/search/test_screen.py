@@ -32,7 +32,7 @@ def screened(made: Screening, images: range = range(60)) -> dict[str, Any]:
 
 
 def finished(made: Screening, images: Sequence[int], before: dict[str, Any]) -> dict[str, Any]:
-    return dict(finished(made, EXPERIMENT.read(images), before))
+    return dict(made.finish(EXPERIMENT.read(images), before))
 
 
 def attacked(made: Screening, *shards: range, finish: int = 100) -> dict[str, dict[str, Any]]:

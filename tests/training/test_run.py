@@ -1,4 +1,4 @@
-"""Whole runs on a toy task: it learns, it resumes to the same bits, it stops where it must."""
+"""Whole runs on a toy task: it learns, it resumes to the same bits, it stops where it must; and the probe."""
 
 import json
 import signal
@@ -12,10 +12,11 @@ import torch
 from safetensors.torch import load_file
 
 import lipforge
+from lipforge.attacks import PGD
 from lipforge.errors import InputError, RunError, TrainingError
 from lipforge.forge import forge_, set_mode_
 from lipforge.training import TrainConfig, seeded, train
-from lipforge.training.guard import probe
+from lipforge.training.run import has_collapsed, probe
 from lipforge.types import Threat
 from tests.training.toys import toy_images, toy_net
 
@@ -29,7 +30,7 @@ DATA = toy_images(320)
 KILLED_RUN = """
 import os, signal, sys, torch
 from lipforge.training import train
-from lipforge.pairs import PairData
+from lipforge.batching import PairData
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_net
 
@@ -115,6 +116,14 @@ def test_resuming_with_other_settings_is_refused_with_the_differences(tmp_path):
         train(toy_net(), DATA, replace(CONFIG, lr=0.1), out=tmp_path)
 
 
+def test_resuming_a_run_of_an_older_version_is_refused(tmp_path):
+    train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(path.read_text().replace('"step_size"', '"step"'))
+    with pytest.raises(RunError, match="started by an older lipforge"):
+        train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
+
+
 def test_resuming_another_model_is_refused(tmp_path):
     train(toy_net(), DATA, replace(CONFIG, epochs=1), out=tmp_path)
     with pytest.raises(RunError, match=r"model: '11 tensors, .* recorded, '6 tensors, .* wanted"):
@@ -190,7 +199,7 @@ def test_a_collapse_goes_back_to_the_last_good_epoch_with_smaller_steps(tmp_path
     config = replace(CONFIG, epochs=3, ema=0.0, threat=Threat("linf", "2/255"))
     result = train(Collapsing(), DATA, config, out=tmp_path)
     assert [entry["event"] for entry in result.log] == ["epoch", "rollback", "rollback", "epoch", "epoch"]
-    assert [entry["attack_step"] for entry in result.log] == pytest.approx(
+    assert [entry["attack_step_size"] for entry in result.log] == pytest.approx(
         [1.25, 1.25, 1.25 * 0.75, 1.25 * 0.75**2, 1.25 * 0.75**2]
     )
     assert result.rollbacks == 2
@@ -269,3 +278,33 @@ def test_data_with_more_classes_than_the_model_are_refused(tmp_path):
     images, labels = DATA
     with pytest.raises(InputError, match="the data have 10 classes but the model 4"):
         train(toy_net(), (images, labels + 6), CONFIG, out=tmp_path)
+
+
+def test_the_probe_is_clean_accuracy_and_pgd_accuracy():
+    model = toy_net()
+    images, _ = toy_images(200)
+    with torch.no_grad():
+        labels = model.eval()(images).argmax(dim=1)
+    labels[:50] = (labels[:50] + 1) % 4
+    found = probe(model.train(), images, labels, threat=CONFIG.threat, seed=0)
+    model.eval()
+    x_adv = PGD(steps=10)(model, images, labels, threat=CONFIG.threat, seed=0)
+    with torch.no_grad():
+        robust = (model(x_adv).argmax(dim=1) == labels) & (model(images).argmax(dim=1) == labels)
+    assert found.clean == 0.75
+    assert 0.05 < found.pgd < 0.75
+    assert found.pgd == pytest.approx(robust.float().mean().item())
+
+
+def test_the_probe_leaves_the_model_in_train_mode():
+    model = toy_net().train()
+    probe(model, *toy_images(8), threat=CONFIG.threat, seed=0)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("pgd", "best", "collapsed"),
+    [(0.0, 0.35, True), (0.17, 0.35, True), (0.18, 0.35, False), (0.0, 0.05, False), (0.4, 0.35, False)],
+)
+def test_a_collapse_is_less_than_half_of_the_best_and_more_than_five_points(pgd, best, collapsed):
+    assert has_collapsed(pgd, best) is collapsed

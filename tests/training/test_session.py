@@ -45,11 +45,11 @@ def test_no_average_is_kept_unless_asked_for():
 def test_weight_decay_acts_on_matrices_and_convolutions_only(kind):
     model = toy_net()
     optimizer = make_optimizer(model, replace(TrainConfig(weight_decay=0.1), optimizer=kind))
-    decayed, spared = optimizer.param_groups
+    decayed, undecayed = optimizer.param_groups
     assert decayed["weight_decay"] == 0.1
-    assert spared["weight_decay"] == 0.0
+    assert undecayed["weight_decay"] == 0.0
     assert {weight.ndim for weight in decayed["params"]} == {2, 4}
-    assert len(decayed["params"]) + len(spared["params"]) == len(list(model.parameters()))
+    assert len(decayed["params"]) + len(undecayed["params"]) == len(list(model.parameters()))
 
 
 def test_frozen_weights_stay_out_of_the_optimizer():

@@ -1,6 +1,6 @@
 """What forging does inside a model; knows nothing of attacks, adversarial images are handed in."""
 
 from lipforge.analysis.analyse import analyse
-from lipforge.analysis.results import Analysis, LayerReport, NetworkReport, ProductBound, Spread
+from lipforge.results.analysis import Analysis, LayerReport, NetworkReport, ProductBound, Spread
 
 __all__ = ["Analysis", "LayerReport", "NetworkReport", "ProductBound", "Spread", "analyse"]

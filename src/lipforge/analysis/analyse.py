@@ -1,14 +1,13 @@
 """What forging does inside a model: suppression, singular values, bounds and measured gains, site by site."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.analysis.gather import Effort, SiteFigures, gains
-from lipforge.analysis.jacobian import jacobian_norms
-from lipforge.analysis.results import Analysis, NetworkReport, ProductBound, spread
-from lipforge.analysis.watch import observe
+from lipforge.analysis.gather import Effort, SiteFigures, gains, observe, spread
+from lipforge.results.analysis import Analysis, NetworkReport, ProductBound
+from lipforge.analysis.spectra import jacobian_norms
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.forge import forged, forges, plain
@@ -32,11 +31,11 @@ def analyse(
     model_name: str = "",
     data_name: str = "images",
     attack: str = "",
-    show: bool | None = None,
+    show_progress: bool | None = None,
 ) -> Analysis:
     """The report of every forged site of `model` on the images of `data`, in the order of its modules.
 
-    `adversarial` are the adversarial twins of all images in their order, or a function that makes them from a batch
+    `adversarial` are the adversarial versions of all images in their order, or a function that makes them from a batch
     of images and labels; without it the figures that need them are None. Singular values cost tens of passes per
     image and are taken on the first `spectral_images`; `tolerance` is the relative residual where they stop.
     """
@@ -48,22 +47,17 @@ def analyse(
     }
     network: dict[str, list[Tensor]] = {name: [] for name in GATHERED}
     done = 0
-    with progress("analysing", image_count(data), show=show) as step:
-        for batch in batches(data, batch_size):
-            images = batch.images.to(device_of(model))
-            twins = _twins(adversarial, images, batch.labels, done)
-            spectral = max(0, min(len(images), spectral_images - done))
+    with progress("analysing", image_count(data), show=show_progress) as step:
+        for images, moved in _pairs(data, adversarial, batch_size, device_of(model)):
             for kind, view in views.items():
-                _add_batch(kind, view, sites, network, images, twins, spectral)
+                _add_batch(kind, view, sites, network, images, moved, max(0, spectral_images - done))
             done += len(images)
             step(len(images))
-    if isinstance(adversarial, Tensor) and len(adversarial) != done:
-        raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
     return Analysis(
         model=model_name,
         data=data_name,
         attack=attack,
-        mask=_masks(sites),
+        mask=", ".join(sorted({str(site.forge.mask) for site in sites.values()})),
         images=done,
         spectral_images=min(done, spectral_images),
         layers=tuple(site.report(name) for name, site in sites.items()),
@@ -79,34 +73,42 @@ def _add_batch(
     sites: dict[str, SiteFigures],
     network: dict[str, list[Tensor]],
     images: Tensor,
-    twins: Tensor,
+    moved: Tensor,
     spectral: int,
 ) -> None:
-    both, clean = torch.cat([images, twins]), len(images)
+    both, clean, spectral = torch.cat([images, moved]), len(images), min(len(images), spectral)
     logits = observe(view, sites, both, lambda name, seen: sites[name].look(kind, seen, clean, spectral))
-    if len(twins):
+    if len(moved):
         network[f"gain_{kind}"].append(gains(both, logits, clean).cpu())
     slopes = jacobian_norms(view, images[:spectral]) if spectral else None
     if slopes is not None:
         network[f"jacobian_{kind}"].append(slopes.cpu())
 
 
-def _twins(adversarial: Tensor | Attacker | None, images: Tensor, labels: Tensor | None, first: int) -> Tensor:
-    """The adversarial twins of a batch, or no image at all."""
-    if adversarial is None:
-        return images[:0]
-    if isinstance(adversarial, Tensor):
-        made = adversarial[first : first + len(images)].to(images)
-    elif labels is None:
-        raise InputError("data must carry labels where adversarial is a function: pass an (images, labels) pair")
-    else:
-        made = adversarial(images, labels.to(images.device))
-    if made.shape != images.shape:
-        raise InputError(
-            f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
-        )
-    check_images(made, first=first)
-    return made
+def _pairs(
+    data: ImageSource, adversarial: Tensor | Attacker | None, batch_size: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of images with their adversarial versions, or with no image at all where there are none."""
+    done = 0
+    for batch in batches(data, batch_size):
+        images = batch.images.to(device)
+        if adversarial is None:
+            made = images[:0]
+        elif isinstance(adversarial, Tensor):
+            made = adversarial[done : done + len(images)].to(images)
+        elif batch.labels is None:
+            raise InputError("data must carry labels where adversarial is a function: pass an (images, labels) pair")
+        else:
+            made = adversarial(images, batch.labels.to(device))
+        if adversarial is not None and made.shape != images.shape:
+            raise InputError(
+                f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
+            )
+        check_images(made, first=done)
+        yield images, made
+        done += len(images)
+    if isinstance(adversarial, Tensor) and len(adversarial) != done:
+        raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
 
 
 def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
@@ -119,13 +121,9 @@ def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
     ]
     if not parts:
         return None
-    # A layer whose inputs are all masked makes the product 0, which has no logarithm: 1e-300 stands in for the factor.
+    # A layer whose inputs are all masked makes the product 0, which has no logarithm: the factor is then 1e-300.
     logs = [sum(part[at].double().clamp(min=1e-300).log10() for part in parts) for at in range(3)]
     return ProductBound(len(parts), *(float(torch.as_tensor(log).max()) for log in logs))
-
-
-def _masks(sites: dict[str, SiteFigures]) -> str:
-    return ", ".join(sorted({str(site.forge.mask) for site in sites.values()}))
 
 
 def _notes(sites: dict[str, SiteFigures], effort: Effort) -> tuple[str, ...]:

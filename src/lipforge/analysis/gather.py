@@ -1,16 +1,25 @@
-"""Figures of one site, gathered batch by batch."""
+"""Figures of one site, gathered batch by batch while images pass through the model."""
 
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.analysis.gershgorin import gershgorin
-from lipforge.analysis.operators import is_linear, operator_of
-from lipforge.analysis.results import LayerReport, spread
-from lipforge.analysis.spectral import largest_singular
-from lipforge.analysis.watch import Seen
+from lipforge.results.analysis import LayerReport, Spread
+from lipforge.analysis.spectra import gershgorin, is_linear, largest_singular, operator_of
 from lipforge.forge import Forge
+from lipforge.forge.insert import CHILD
+
+
+class Seen(NamedTuple):
+    """One site in one pass: its input before and after the mask, and the layer's output."""
+
+    before: Tensor
+    after: Tensor
+    out: Any
 
 
 @dataclass(frozen=True)
@@ -35,14 +44,14 @@ class SiteFigures:
     worst_residual: float = 0.0
 
     def look(self, kind: str, seen: Seen, clean: int, spectral: int) -> None:
-        """Add a batch whose first `clean` images are clean and the rest their adversarial twins.
+        """Add a batch whose first `clean` images are clean and the rest their adversarial versions.
 
         `kind` is "plain" or "forged"; singular values are taken under the masks of the first `spectral` images.
         """
         before, after = seen.before, seen.after
         zero = (before == 0).flatten(1).double().mean(dim=1)
         changed = (before != after).flatten(1).double().mean(dim=1)
-        # An image that was misclassified as it was given has no adversarial twin but itself.
+        # An image that was misclassified from the start is its own adversarial version, which tells nothing.
         moved = (before[clean:] != before[: len(before) - clean]).flatten(1).any(dim=1)
         for name, values in ((f"zero_{kind}", zero), (f"suppressed_{kind}", changed)):
             self.add(f"{name}_clean", values[:clean])
@@ -111,6 +120,41 @@ class SiteFigures:
             self.add("gershgorin_forged", gershgorin(absolute, keep).view(len(before), -1).amax(dim=1))
 
 
+@torch.no_grad()
+def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Callable[[str, Seen], None]) -> Tensor:
+    """The model's logits for `images`; on the way `look` is called once for each site, at its first call.
+
+    What a site saw is handed on at once, so that nothing is kept. Without a forged function at the site, before and
+    after are the same tensor.
+    """
+    inputs: dict[str, tuple[Tensor, Tensor]] = {}
+    seen: set[str] = set()
+
+    def entered(name: str, before: Tensor, after: Tensor) -> None:
+        if name not in seen:
+            inputs.setdefault(name, (before, after))
+
+    def left(name: str, out: Any) -> None:
+        if name in inputs:
+            seen.add(name)
+            look(name, Seen(*inputs.pop(name), out))
+
+    with ExitStack() as hooks:
+        for name in sites:
+            layer = view.get_submodule(name)
+            forge = layer._modules.get(CHILD)
+            if forge is not None:
+                hook = forge.register_forward_hook(lambda _, x, out, name=name: entered(name, x[0], out))
+            else:
+                hook = layer.register_forward_pre_hook(
+                    lambda _, x, words, name=name: entered(name, *[_first(x, words)] * 2), with_kwargs=True
+                )
+            hooks.enter_context(hook)
+            hooks.enter_context(layer.register_forward_hook(lambda _, x, out, name=name: left(name, out)))
+        logits: Tensor = view(images)
+    return logits
+
+
 def kept(forge: Forge, before: Tensor, after: Tensor) -> Tensor:
     """What is left of each input, in [0, 1]: forged over plain, 0 where the plain input is 0.
 
@@ -122,7 +166,19 @@ def kept(forge: Forge, before: Tensor, after: Tensor) -> Tensor:
 
 
 def gains(inputs: Tensor, outputs: Tensor, clean: int) -> Tensor:
-    """|out' - out| / |in' - in| of each pair of a clean image and its adversarial twin, where they differ."""
+    """|out' - out| / |in' - in| of each clean image and its adversarial version, where they differ."""
     moved: Tensor = (inputs[clean:] - inputs[:clean]).flatten(1).double().norm(dim=1)
     answer: Tensor = (outputs[clean:] - outputs[:clean]).flatten(1).double().norm(dim=1)
     return answer[moved > 0] / moved[moved > 0]
+
+
+def spread(values: Tensor | None) -> Spread | None:
+    """Mean and maximum of (N,) values; None without any."""
+    if values is None or len(values) == 0:
+        return None
+    return Spread(float(values.double().mean()), float(values.max()))
+
+
+def _first(args: tuple[Any, ...], words: dict[str, Any]) -> Tensor:
+    """The first tensor that a layer was called with."""
+    return next(value for value in (*args, *words.values()) if isinstance(value, Tensor))

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from lipforge.analysis.results import Analysis, LayerReport, Spread
+from lipforge.results.analysis import Analysis, LayerReport, Spread
 
 Read = Callable[[LayerReport], float | Spread | None]
 Lines = dict[str, Read]

@@ -1,14 +1,11 @@
 """Attacks on any callable from images in [0, 1] to logits; they know nothing of forging."""
 
 from lipforge.attacks.apgd import APGD, TargetedAPGD
-from lipforge.attacks.autoattack import AutoAttack, autoattack
-from lipforge.attacks.base import Attack, AttackWarning, spelled
-from lipforge.attacks.cascade import Cascade
-from lipforge.attacks.checks import by_square, notes_and_square, square_notes
+from lipforge.attacks.base import Attack, AttackWarning, Cascade, spelled
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts, autoattack, fast
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.fast import Escalate, Rounds
-from lipforge.attacks.fgsm import FGSM
+from lipforge.attacks.folding import CHECKED, Precision, prepare
 from lipforge.attacks.losses import (
     LOSSES,
     TARGETED_LOSSES,
@@ -17,19 +14,19 @@ from lipforge.attacks.losses import (
     cross_entropy,
     dlr,
     margin,
+    margin_loss,
     targeted_dlr,
-    targeted_margin,
+    targeted_margin_loss,
 )
-from lipforge.attacks.parse import parse_attack, text_form
-from lipforge.attacks.pgd import PGD
-from lipforge.attacks.prepare import Precision, prepare
-from lipforge.attacks.queries import Prepared
-from lipforge.attacks.result import AttackResult, Stage
+from lipforge.attacks.parse import attack_text, parse_attack, text_form
+from lipforge.attacks.pgd import FGSM, PGD, Refine, Refined, refine
+from lipforge.attacks.queries import Prepared, check_labels, is_misclassified, logits_of
 from lipforge.attacks.square import Square
-from lipforge.attacks.trial import Trial
+from lipforge.attacks.state import AttackResult, AttackState
 
 __all__ = [
     "APGD",
+    "CHECKED",
     "CW",
     "FAB",
     "FGSM",
@@ -38,30 +35,36 @@ __all__ = [
     "TARGETED_LOSSES",
     "Attack",
     "AttackResult",
+    "AttackState",
     "AttackWarning",
     "AutoAttack",
     "Cascade",
     "Escalate",
+    "Fast",
     "Loss",
     "Precision",
     "Prepared",
-    "Rounds",
+    "Refine",
+    "Refined",
+    "Restarts",
     "Square",
-    "Stage",
     "TargetedAPGD",
     "TargetedLoss",
-    "Trial",
+    "attack_text",
     "autoattack",
-    "by_square",
+    "check_labels",
     "cross_entropy",
     "dlr",
+    "fast",
+    "is_misclassified",
+    "logits_of",
     "margin",
-    "notes_and_square",
+    "margin_loss",
     "parse_attack",
     "prepare",
+    "refine",
     "spelled",
-    "square_notes",
     "targeted_dlr",
-    "targeted_margin",
+    "targeted_margin_loss",
     "text_form",
 ]

@@ -1,23 +1,36 @@
-"""What an attack is."""
+"""What an attack is, and several of them one after the other."""
 
 import dataclasses
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
 
 from torch import Tensor
 
-from lipforge.attacks.checks import gradient_notes
-from lipforge.attacks.queries import checked_ids, is_fooled
-from lipforge.attacks.result import AttackResult
-from lipforge.attacks.trial import Trial
+from lipforge.attacks.checks import gradient_notes, square_notes
+from lipforge.attacks.queries import Prepared, check_labels, checked_ids, is_misclassified, logits_of
+from lipforge.attacks.state import AttackResult, AttackState
+from lipforge.errors import InputError
+from lipforge.results import merge_notes
 from lipforge.types import Classifier, Threat
 
-__all__ = ["Attack", "AttackWarning", "is_fooled", "spelled"]
+__all__ = [
+    "Attack",
+    "AttackResult",
+    "AttackWarning",
+    "Cascade",
+    "Prepared",
+    "check_labels",
+    "checked_ids",
+    "is_misclassified",
+    "logits_of",
+    "spelled",
+]
 
 
 class AttackWarning(UserWarning):
-    """There is a reason to doubt the result of an attack."""
+    """There is a reason not to trust the result of an attack."""
 
 
 class Attack(Protocol):
@@ -30,9 +43,16 @@ class Attack(Protocol):
 
     name: ClassVar[str]
 
-    def attack(self, trial: Trial) -> None:
-        """Work on the images of `trial` that stand; what is misclassified as it was given no longer does."""
+    def attack(self, state: AttackState) -> None:
+        """Work on the images of `state` that are still robust; what is misclassified as it was given is not."""
         ...
+
+    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
+        """What to hand to `run` instead of the model, made once for all batches; `images` show what the model takes.
+
+        It is the model itself, or `Prepared` with a folded copy by an attack that would otherwise fold in every batch.
+        """
+        return model
 
     def run(
         self,
@@ -44,21 +64,25 @@ class Attack(Protocol):
         seed: int = 0,
         sample_ids: Tensor | None = None,
         watch: Callable[[str], None] | None = None,
+        clean_logits: Tensor | None = None,
     ) -> AttackResult:
         """Images (N, C, H, W) inside the threat in the order of `x`, with what became of each and what it cost.
 
-        `watch` is told the name of each attack as it begins, for whoever shows progress.
+        `watch` is told the name of each attack as it begins, for whoever shows progress. `clean_logits` (N, K) are
+        those of this model on `x`, from a caller who knows them: they are then neither computed nor counted.
         """
         ids = checked_ids(model, x, y, sample_ids)
-        trial = Trial(model, x, y, threat=threat, seed=seed, sample_ids=ids)
-        trial.watch = watch
+        state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=ids)
+        state.watch = watch
         if len(x):
-            trial.announce(self.name)
-            trial.clean_logits()
-            self.attack(trial)
-            trial.ask_model()
-            trial.notes += gradient_notes(trial)
-        return trial.result(self.name)
+            if clean_logits is not None:
+                state.use_clean_logits(clean_logits)
+            state.announce(self.name)
+            state.clean_logits()
+            self.attack(state)
+            state.ask_model()
+            state.notes += [*square_notes(state.stages, len(x)), *gradient_notes(state)]
+        return state.result(self.name)
 
     def __call__(
         self,
@@ -72,9 +96,34 @@ class Attack(Protocol):
     ) -> Tensor:
         """Only the images of `run`; its notes become warnings, because they would be lost."""
         result = self.run(model, x, y, threat=threat, seed=seed, sample_ids=sample_ids)
-        for note in result.notes:
-            warnings.warn(note, AttackWarning, stacklevel=2)
+        for note in merge_notes(result.notes, len(x)):
+            warnings.warn(str(note), AttackWarning, stacklevel=2)
         return result.images
+
+
+@dataclass(frozen=True)
+class Cascade(Attack):
+    """All of `attacks` in order; an image that one of them breaks, confirmed in another batch, is not attacked again.
+
+    Every attack starts anew from the clean image. The result has one stage for the clean images and one per attack.
+    """
+
+    name: ClassVar[str] = "cascade"
+    attacks: tuple[Attack, ...]
+
+    def __post_init__(self) -> None:
+        if not self.attacks:
+            raise InputError("a cascade needs at least one attack")
+
+    def attack(self, state: AttackState) -> None:
+        """Run the attacks until no image is robust."""
+        state.close_stage("clean")
+        for attack in self.attacks:
+            if len(state.robust()) == 0:
+                return
+            state.announce(spelled(attack))
+            attack.attack(state)
+            state.close_stage(spelled(attack))
 
 
 def spelled(attack: Attack) -> str:

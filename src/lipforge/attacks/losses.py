@@ -1,7 +1,8 @@
-"""What attacks maximise: one number per image, larger where the model is closer to being fooled."""
+"""What attacks maximise, one number per image that grows as the margin falls, and the classes they aim at."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -9,11 +10,31 @@ from torch import Tensor
 
 from lipforge.errors import InputError
 
+if TYPE_CHECKING:  # the state itself needs the margin
+    from lipforge.attacks.state import AttackState
+
 Loss = Callable[[Tensor, Tensor], Tensor]
 """Logits (N, K) and labels (N,) to one loss per image (N,)."""
 
 TargetedLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits (N, K), labels (N,) and target classes (N,) to one loss per image (N,)."""
+
+CANDIDATES = 9
+"""How many classes, the highest by clean logit, are looked at for the nearest ones."""
+
+
+def margin(logits: Tensor, y: Tensor) -> Tensor:
+    """z_y - max_{i != y} z_i: above 0 exactly where the model is right (ties aside).
+
+    >>> margin(torch.tensor([[3.0, 1.0, 2.5]]), torch.tensor([0]))
+    tensor([0.5000])
+    """
+    return _value(logits, y) - logits.scatter(1, y[:, None], -torch.inf).amax(dim=1)
+
+
+def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
+    """The margin with its sign turned: above 0 where the model is wrong."""
+    return -margin(logits, y)
 
 
 def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
@@ -21,38 +42,29 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(logits, y, reduction="none")
 
 
-def margin(logits: Tensor, y: Tensor) -> Tensor:
-    """max_{i != y} z_i - z_y: above 0 exactly where the model is fooled (ties aside).
-
-    >>> margin(torch.tensor([[3.0, 1.0, 2.5]]), torch.tensor([0]))
-    tensor([-0.5000])
-    """
-    return _best_other(logits, y) - _value(logits, y)
-
-
 def dlr(logits: Tensor, y: Tensor) -> Tensor:
-    """The margin over z_(1) - z_(3), the gap between the largest and the third largest logit; needs 3 classes."""
+    """The margin loss over z_(1) - z_(3), the largest minus the third largest logit; needs 3 classes."""
     if logits.shape[1] < 3:
         raise InputError(f"the dlr loss needs at least 3 classes, the model has {logits.shape[1]}; use margin")
     top = logits.topk(3, dim=1).values
-    return margin(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
+    return margin_loss(logits, y) / (top[:, 0] - top[:, 2] + 1e-12)
 
 
-def targeted_margin(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
+def targeted_margin_loss(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
     """z_t - z_y: above 0 where the class `target` (N,) beats the class `y`."""
     return _value(logits, target) - _value(logits, y)
 
 
 def targeted_dlr(logits: Tensor, y: Tensor, target: Tensor) -> Tensor:
-    """The targeted margin over z_(1) - (z_(3) + z_(4)) / 2; needs 4 classes."""
+    """The targeted margin loss over z_(1) - (z_(3) + z_(4)) / 2; needs 4 classes."""
     if logits.shape[1] < 4:
         raise InputError(f"the targeted dlr loss needs at least 4 classes, the model has {logits.shape[1]}; use margin")
     top = logits.topk(4, dim=1).values
-    return targeted_margin(logits, y, target) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + 1e-12)
+    return targeted_margin_loss(logits, y, target) / (top[:, 0] - (top[:, 2] + top[:, 3]) / 2 + 1e-12)
 
 
-LOSSES: Mapping[str, Loss] = MappingProxyType({"ce": cross_entropy, "margin": margin, "dlr": dlr})
-TARGETED_LOSSES: Mapping[str, TargetedLoss] = MappingProxyType({"margin": targeted_margin, "dlr": targeted_dlr})
+LOSSES: Mapping[str, Loss] = MappingProxyType({"ce": cross_entropy, "margin": margin_loss, "dlr": dlr})
+TARGETED_LOSSES: Mapping[str, TargetedLoss] = MappingProxyType({"margin": targeted_margin_loss, "dlr": targeted_dlr})
 
 
 def find_loss(name: str) -> Loss:
@@ -69,9 +81,48 @@ def find_targeted_loss(name: str) -> TargetedLoss:
     return TARGETED_LOSSES[name]
 
 
+def targets_by_rank(state: "AttackState", count: int) -> list[Tensor]:
+    """The classes (N,) of clean-logit rank 2, 3, ..., at most `count` of them and at most the classes there are."""
+    ranked = state.clean_logits().argsort(dim=1, descending=True, stable=True)
+    return list(ranked[:, 1 : count + 1].unbind(dim=1))
+
+
+def targets_by_distance(state: "AttackState", count: int) -> list[Tensor]:
+    """The classes (N,) whose boundaries look nearest from the clean image, at most `count`; found once per state.
+
+    The distance is the difference of two logits over the dual norm of its gradient: exact on a linear model. It costs
+    one forward per image and one backward per candidate.
+    """
+    if state.nearest is None:
+        candidates = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
+        at = state.robust()
+        _, found = differences(state, state.x[at], at, candidates[at])
+        distance = [value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12) for value, gradient in found]
+        order = torch.stack(distance, dim=1).argsort(dim=1, stable=True)
+        candidates[at] = candidates[at].gather(1, order)
+        state.nearest = candidates
+    return list(state.nearest[:, :count].unbind(dim=1))
+
+
+def differences(
+    state: "AttackState", point: Tensor, at: Tensor, classes: Tensor
+) -> tuple[Tensor, Iterator[tuple[Tensor, Tensor]]]:
+    """The logits, and for each column of `classes` (M, C) the difference z_t - z_y (M,) and its gradient."""
+    point = point.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = state.ask(point, at)
+        values = logits.gather(1, classes) - logits.gather(1, state.y[at][:, None])
+    state.forwards[at] += 1
+    state.backwards[at] += classes.shape[1]
+
+    def each() -> Iterator[tuple[Tensor, Tensor]]:
+        last = classes.shape[1] - 1
+        for column in range(classes.shape[1]):
+            (gradient,) = torch.autograd.grad(values[:, column].sum(), point, retain_graph=column < last)
+            yield values[:, column].detach(), gradient
+
+    return logits.detach(), each()
+
+
 def _value(logits: Tensor, y: Tensor) -> Tensor:
     return logits.gather(1, y[:, None]).squeeze(1)
-
-
-def _best_other(logits: Tensor, y: Tensor) -> Tensor:
-    return logits.scatter(1, y[:, None], -torch.inf).amax(dim=1)

@@ -1,26 +1,40 @@
 """Attacks as text: `pgd:steps=50,restarts=2`, or several with ` + ` between them, both ways."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, cast
 
 from lipforge.attacks.apgd import APGD, TargetedAPGD
-from lipforge.attacks.autoattack import AutoAttack
-from lipforge.attacks.base import Attack, spelled
-from lipforge.attacks.cascade import Cascade
+from lipforge.attacks.base import Attack, Cascade, spelled
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.fast import Escalate, Rounds
-from lipforge.attacks.fgsm import FGSM
-from lipforge.attacks.pgd import PGD
+from lipforge.attacks.pgd import FGSM, PGD
 from lipforge.attacks.square import Square
 from lipforge.errors import InputError
 from lipforge.types import parse_number
 
 ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
-    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, Rounds, Escalate, AutoAttack)}
+    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, Restarts, Escalate, AutoAttack, Fast)}
 )
+
+RENAMED: Mapping[str, str] = MappingProxyType(
+    {
+        "step": "step_size",
+        "random": "random_start",
+        "repeats": "eot_iter",
+        "searches": "binary_search_steps",
+        "constant": "initial_const",
+        "rate": "lr",
+        "share": "p_init",
+        "alpha": "alpha_max",
+        "prepare": "fold",
+        "rounds": "restarts",
+    }
+)
+"""What settings, and the attack `restarts`, were called before."""
 
 
 def parse_attack(text: str) -> Attack:
@@ -29,19 +43,21 @@ def parse_attack(text: str) -> Attack:
     Several attacks with " + " between them are a cascade.
 
     >>> parse_attack("pgd:steps=50,restarts=2")
-    PGD(steps=50, restarts=2, step=0.25, random=True, loss='ce')
+    PGD(steps=50, restarts=2, step_size=0.25, random_start=True, loss='ce')
     """
     if " + " in text:
         return Cascade(tuple(parse_attack(part) for part in text.split(" + ")))
     name, _, settings = text.strip().partition(":")
     if name not in ATTACKS:
-        raise InputError(f"attack must be one of {', '.join(ATTACKS)}, got {name!r} in {text!r}")
+        found = f"got {name!r} in {text!r}{_renamed(name, ATTACKS)}"
+        raise InputError(f"attack must be one of {', '.join(ATTACKS)}, {found}")
     fields = {field.name: field.default for field in dataclasses.fields(ATTACKS[name])}
     values: dict[str, Any] = {}
     for setting in settings.split(",") if settings else ():
         key, equals, value = (part.strip() for part in setting.partition("="))
         if not equals or key not in fields:
-            raise InputError(f"{text!r}: settings of {name} are {', '.join(fields)}, as key=value; got {setting!r}")
+            found = f"got {setting!r}{_renamed(key, fields)}"
+            raise InputError(f"{text!r}: settings of {name} are {', '.join(fields)}, as key=value; {found}")
         if key in values:
             raise InputError(f"{text!r}: {key} is given twice")
         values[key] = _read(value, fields[key], f"{key} in {text!r}")
@@ -59,6 +75,25 @@ def text_form(attack: Attack) -> str:
     if ATTACKS.get(attack.name) is not type(attack):
         raise InputError(f"only attacks of the kinds {', '.join(ATTACKS)} have a text form, got {attack!r}")
     return spelled(attack)
+
+
+def attack_text(attack: Attack) -> str:
+    """The attack's text form; for an attack of the user, which has none, its representation without addresses.
+
+    >>> attack_text(Fast(precision="bfloat16"))
+    'fast:precision=bfloat16'
+    """
+    if not callable(getattr(attack, "run", None)):
+        raise InputError(f"attack must be an attack such as PGD(steps=50) or parse_attack('pgd'), got {attack!r}")
+    try:
+        return text_form(attack)
+    except InputError:
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(attack))
+
+
+def _renamed(name: str, known: Mapping[str, Any]) -> str:
+    """What to add to an error about an old name."""
+    return f"; {name} is called {RENAMED[name]} now" if RENAMED.get(name) in known else ""
 
 
 def _read(value: str, default: Any, name: str) -> Any:

@@ -12,13 +12,13 @@ from lipforge.types import Classifier
 
 @dataclass(frozen=True)
 class Prepared:
-    """A classifier with a quicker stand-in: attacks search on `quick`, and only `original` decides who is fooled.
+    """A classifier with a folded copy: attacks search on `folded`, and only `original` decides who is broken.
 
     Called like any classifier, it is the original.
     """
 
     original: Classifier
-    quick: Classifier
+    folded: Classifier
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.original(x)
@@ -59,7 +59,7 @@ def check_labels(y: Tensor, classes: int) -> None:
 
 
 @torch.no_grad()
-def is_fooled(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
+def is_misclassified(model: Classifier, x: Tensor, y: Tensor) -> Tensor:
     """Which images (N,) the model does not put into the class `y`."""
     logits = logits_of(model, x)
     check_labels(y, logits.shape[1])

@@ -14,11 +14,9 @@ from torch import Tensor
 from lipforge import rng
 from lipforge.attacks.base import Attack
 from lipforge.attacks.losses import margin
-from lipforge.attacks.norms import project
-from lipforge.attacks.squares import start_squares, turn_window
-from lipforge.attacks.trial import Trial
+from lipforge.attacks.norms import Norm
+from lipforge.attacks.state import AttackState
 from lipforge.errors import InputError
-from lipforge.types import Threat
 
 HALVINGS = (10, 50, 200, 500, 1000, 2000, 4000, 6000, 8000)
 DRAWN_AT_ONCE = 64
@@ -26,79 +24,81 @@ DRAWN_AT_ONCE = 64
 
 @dataclass(frozen=True)
 class Square(Attack):
-    """At most `queries` windows per image and restart, each covering the share `share` of the image at first.
+    """At most `queries` windows per image and restart, each covering the share `p_init` of the image at first.
 
     The share is halved after the queries in HALVINGS. These were set for 10,000 queries; as in AutoAttack they stay
-    where they are for any number of queries, unless `rescale` stretches them. An image that stands costs queries + 1
-    forwards per restart, one forward for the clean image, and no backward.
+    where they are for any number of queries, unless `rescale` stretches them. A robust image costs queries + 1 forwards
+    per restart, one forward for the clean image, and no backward.
     """
 
     name: ClassVar[str] = "square"
     queries: int = 5000
     restarts: int = 1
-    share: float = 0.8
+    p_init: float = 0.8
     rescale: bool = False
 
     def __post_init__(self) -> None:
         if self.queries < 1 or self.restarts < 1:
             raise InputError(f"queries and restarts must be at least 1, got {self.queries} and {self.restarts}")
-        if not 0 < self.share <= 1:
-            raise InputError(f"share must lie in (0, 1], got {self.share}")
+        if not 0 < self.p_init <= 1:
+            raise InputError(f"p_init must lie in (0, 1], got {self.p_init}")
 
-    def attack(self, trial: Trial) -> None:
-        """Search from each start until nothing stands."""
+    def attack(self, state: AttackState) -> None:
+        """Search from each start until no image is robust."""
         for restart in range(self.restarts):
-            self._search(trial, f"square-{restart}")
+            self._search(state, f"square-{restart}")
 
     @torch.no_grad()
-    def _search(self, trial: Trial, stream: str) -> None:
-        at, threat = trial.standing(), trial.threat
+    def _search(self, state: AttackState, stream: str) -> None:
+        at = state.robust()
         if len(at) == 0:
             return
-        best = start_squares(trial.x[at], threat, seed=trial.seed, sample_ids=trial.ids[at], stream=stream)
-        logits = trial.logits(best, at)
-        value = margin(logits, trial.y[at])
-        rows = trial.record(best, at, logits)
+        best = start_squares(
+            state.x[at], state.norm, state.eps, seed=state.seed, sample_ids=state.ids[at], stream=stream
+        )
+        logits = state.logits(best, at)
+        value = margin(logits, state.y[at])
+        rows = state.record(best, at, logits)
         at, best, value = at[rows], best[rows], value[rows]
         for first in range(0, self.queries, DRAWN_AT_ONCE):
             if len(at) == 0:
                 return
-            windows = self._draw(trial, at, stream, first)
+            windows = self._draw(state, at, stream, first)
             for query in range(min(DRAWN_AT_ONCE, self.queries - first)):
                 new = windows.changed(best, query)
-                logits = trial.logits(new, at)
-                found = margin(logits, trial.y[at])
-                rows = trial.record(new, at, logits)
-                best = torch.where((found > value)[:, None, None, None], new, best)
-                value = torch.maximum(found, value)
+                logits = state.logits(new, at)
+                found = margin(logits, state.y[at])
+                rows = state.record(new, at, logits)
+                best = torch.where((found < value)[:, None, None, None], new, best)
+                value = torch.minimum(found, value)
                 if not rows.all():
                     at, best, value, windows = at[rows], best[rows], value[rows], windows.only(rows)
                     if len(at) == 0:
                         return
 
-    def _draw(self, trial: Trial, at: Tensor, stream: str, first: int) -> "Windows":
+    def _draw(self, state: AttackState, at: Tensor, stream: str, first: int) -> "Windows":
         """The windows of the next DRAWN_AT_ONCE queries: two positions, a turn, and a sign per channel for each."""
-        x, threat = trial.x[at], trial.threat
+        x, norm, eps = state.x[at], state.norm, state.eps
         channels, height, width = x.shape[1:]
         shape = (DRAWN_AT_ONCE, 5 + channels)
         number = first // DRAWN_AT_ONCE
-        words = rng.bits(trial.seed, trial.ids[at], stream=f"{stream}-windows", shape=shape, counter=number)
+        words = rng.bits(state.seed, state.ids[at], stream=f"{stream}-windows", shape=shape, counter=number)
         sides = [self.side(first + query, height, width) for query in range(DRAWN_AT_ONCE)]
-        if threat.norm != "linf":
+        if not norm.box:
             sides = [min(max(side, 3) | 1, height, width) for side in sides]  # an odd window has a middle
         across = torch.tensor(sides, device=x.device)
         lines = [
             span(words[:, :, k], across, extent)
-            for k, extent in enumerate((height, width, height, width)[: 2 if threat.norm == "linf" else 4])
+            for k, extent in enumerate((height, width, height, width)[: 2 if norm.box else 4])
         ]
-        low, high = (x - threat.eps).clamp_min(0.0), (x + threat.eps).clamp_max(1.0)
+        low, high = (x - eps).clamp_min(0.0), (x + eps).clamp_max(1.0)
         signs = (words[:, :, 5:] >> 31 == 1)[..., None, None]
-        return Windows(threat, sides, x, low, high, signs, words[:, :, 4] >> 31 == 1, tuple(lines))
+        return Windows(norm, eps, sides, x, low, high, signs, words[:, :, 4] >> 31 == 1, tuple(lines))
 
     def side(self, query: int, height: int, width: int) -> int:
         """The side of the window in this query, numbered from 0."""
         shown = int(query / self.queries * 10_000) if self.rescale else query
-        share = self.share / 2 ** sum(shown > halving for halving in HALVINGS)
+        share = self.p_init / 2 ** sum(shown > halving for halving in HALVINGS)
         return min(max(round(math.sqrt(share * height * width)), 1), height, width)
 
 
@@ -106,7 +106,8 @@ class Square(Attack):
 class Windows:
     """The windows that the next queries change, drawn together: one row per image, one column per query."""
 
-    threat: Threat
+    norm: Norm
+    eps: float
     sides: list[int]
     x: Tensor
     low: Tensor
@@ -117,25 +118,20 @@ class Windows:
 
     def only(self, rows: Tensor) -> "Windows":
         """The windows of the images where `rows` (M,) is true."""
-        return replace(
-            self,
-            x=self.x[rows],
-            low=self.low[rows],
-            high=self.high[rows],
-            signs=self.signs[rows],
-            turns=self.turns[rows],
-            lines=tuple(line[rows] for line in self.lines),
-        )
+        tensors = {name: getattr(self, name)[rows] for name in ("x", "low", "high", "signs", "turns")}
+        return replace(self, **tensors, lines=tuple(line[rows] for line in self.lines))
 
     def changed(self, best: Tensor, query: int) -> Tensor:
         """`best` with this query's window changed, inside the threat."""
         fresh, sign = self._mask(0, query), self.signs[:, query]
-        if self.threat.norm == "linf":
+        if self.norm.box:
             return torch.where(fresh, torch.where(sign, self.high, self.low), best)
         emptied, signs = self._mask(2, query), torch.where(sign, 1.0, -1.0).to(best.dtype)
         turned = self.turns[:, query]
-        change = turn_window(best - self.x, fresh, emptied, signs, self.sides[query], turned, self.threat)
-        return project(self.x + change, self.x, self.threat)
+        change = turn_window(
+            best - self.x, fresh, emptied, signs, self.sides[query], turned, norm=self.norm, eps=self.eps
+        )
+        return self.norm.project(self.x + change, self.x, self.eps)
 
     def _mask(self, first: int, query: int) -> Tensor:
         """A window per image, as a mask (M, 1, H, W)."""
@@ -148,3 +144,88 @@ def span(words: Tensor, sides: Tensor, extent: int) -> Tensor:
     first = (words * (extent - sides + 1) >> 32)[..., None]
     line = torch.arange(extent, device=words.device)
     return (line >= first) & (line < first + sides[:, None])
+
+
+def start_squares(x: Tensor, norm: Norm, eps: float, *, seed: int, sample_ids: Tensor, stream: str) -> Tensor:
+    """In a box, vertical stripes of +-eps, one sign per column and channel; otherwise a grid of 5 x 5 double bumps."""
+    channels, height, width = x.shape[1:]
+    if norm.box:
+        shape = (channels, 1, width)
+        stripes = rng.signs(seed, sample_ids, stream=stream, shape=shape, dtype=x.dtype)
+        return norm.project(x + eps * stripes, x, eps)
+    side = max(min(height, width) // 5, 1)
+    rows, columns = height // side, width // side
+    signs = rng.signs(seed, sample_ids, stream=stream, shape=(channels, rows, columns), dtype=x.dtype)
+    turns = rng.signs(seed, sample_ids, stream=f"{stream}-turns", shape=(1, rows, columns), dtype=x.dtype) > 0
+    tile = double_bump(side, x)
+    bumps = torch.where(turns[..., None, None], tile.T, tile) * signs[..., None, None]
+    change = torch.zeros_like(x)
+    top, left = (height - rows * side) // 2, (width - columns * side) // 2
+    tiled = bumps.permute(0, 1, 2, 4, 3, 5).reshape(len(x), channels, rows * side, columns * side)
+    change[:, :, top : top + rows * side, left : left + columns * side] = tiled
+    return norm.project(x + _unit(change, norm) * eps, x, eps)
+
+
+def turn_window(
+    change: Tensor,
+    fresh: Tensor,
+    emptied: Tensor,
+    signs: Tensor,
+    side: int,
+    turned: Tensor,
+    *,
+    norm: Norm,
+    eps: float,
+) -> Tensor:
+    """`change` with the window `emptied` set to 0 and its length moved into the window `fresh`; of length eps.
+
+    The masks are (M, 1, H, W). In the fresh window a double bump of random sign is added to the direction that was
+    there; per channel it takes the length of both windows and what was left of eps. In a sparse norm it takes as many
+    times that as there are channels and is not scaled back: the projection that follows cuts all entries down, which
+    drops the small ones.
+    """
+    power, channels = int(norm.order), change.shape[1]
+    left = (eps**power - change.abs().pow(power).sum(dim=(1, 2, 3), keepdim=True)).clamp_min(0.0) / channels
+    both = (change * (fresh | emptied)).abs().pow(power).sum(dim=(2, 3), keepdim=True)
+    length = (left + both).pow(1 / power) * (channels if norm.sparse else 1)
+    tile = double_bump(side, change)
+    tiles = torch.where(turned[:, None, None, None], tile.T, tile)
+    tiles = tiles / tiles.abs().pow(power).sum(dim=(2, 3), keepdim=True).pow(1 / power)
+    new = _scaled(change * fresh, power) + signs * _place(tiles, fresh)
+    mixed = torch.where(fresh, _scaled(new, power) * length, torch.where(emptied, 0.0, change))
+    return mixed if norm.sparse else _unit(mixed, norm) * eps
+
+
+def double_bump(side: int, like: Tensor) -> Tensor:
+    """A pattern (side, side) of length 1: a bump in the upper half, its negative in the lower half."""
+    half = side // 2
+    pattern = torch.cat([_bump(half, side), -_bump(side - half, side)]).to(like)
+    return pattern / pattern.square().sum().sqrt()
+
+
+def _bump(height: int, width: int) -> Tensor:
+    """Concentric squares around the middle, the k-th of height 1 / k^2, added up; of length 1."""
+    if height == 0:
+        return torch.zeros(0, width)
+    rings = 1.0 / torch.arange(1.0, max(height, width) // 2 + 2).square()
+    covered = rings.flip(0).cumsum(0).flip(0)  # an entry at distance k is covered by the squares from the k-th on
+    rows = (torch.arange(height) - height // 2).abs()[:, None]
+    columns = (torch.arange(width) - width // 2).abs()[None, :]
+    bump = covered[torch.maximum(rows, columns)]
+    return bump / bump.square().sum().sqrt()
+
+
+def _place(tiles: Tensor, mask: Tensor) -> Tensor:
+    """The tiles (M, 1, s, s) where the windows (M, 1, H, W) are, 0 elsewhere; entries keep their row-major order."""
+    placed = torch.zeros(mask.shape, dtype=tiles.dtype, device=tiles.device)
+    placed[mask] = tiles.expand(len(mask), *tiles.shape[1:]).flatten()
+    return placed
+
+
+def _scaled(part: Tensor, power: int) -> Tensor:
+    """Each channel at length 1, or 0 where it is 0."""
+    return part / part.abs().pow(power).sum(dim=(2, 3), keepdim=True).pow(1 / power).clamp_min(1e-12)
+
+
+def _unit(change: Tensor, norm: Norm) -> Tensor:
+    return change / norm.distance(change)[:, None, None, None].clamp_min(1e-12)

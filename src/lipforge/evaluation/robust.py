@@ -18,8 +18,17 @@ from lipforge.batching import ImageData, ImageSource, batches, check_eval, devic
 from lipforge.errors import InputError
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
-from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
-from lipforge.results.evaluation import common_order, numbered
+from lipforge.results import (
+    MISCLASSIFIED,
+    ROBUST,
+    CleanResult,
+    Note,
+    RobustResult,
+    Stage,
+    common_order,
+    merge_notes,
+    numbered,
+)
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat

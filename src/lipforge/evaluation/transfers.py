@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack, attack_text, refine
+from lipforge.attacks import Attack, attack_text, norms, refine
 from lipforge.attacks.base import is_misclassified
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
@@ -52,8 +52,8 @@ def transfer(
     """
     if refine < 0:
         raise InputError(f"refine must be at least 0, got {refine}")
-    if refine and threat.norm == "l1":
-        raise InputError("refine works in linf and l2, got l1; refine=0 takes the attack's points as they are")
+    if refine and not norms.of(threat).has("steepest_step"):
+        raise InputError(f"points cannot be refined in {threat.norm}; refine=0 takes the attack's points as they are")
     experiment = Experiment.open(data, source, target, run=run, shard_size=shard_size, show_progress=show_progress)
     text = attack_text(attack)
     name = f"transfer__{task_name('-to-'.join(names), text, threat, seed)}"

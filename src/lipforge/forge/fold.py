@@ -4,6 +4,7 @@ Count first (`count_zeros`), then choose a frequency (`fold_`). The folded model
 """
 
 import json
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from torch import Tensor, nn
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError, RecipeError, SiteError
 from lipforge.forge.insert import require_forges
-from lipforge.forge.statistics import other_dims
-from lipforge.forge.unwrap import unwrap
+from lipforge.forge.layer import other_dims
+from lipforge.forge.sites import unwrap
 from lipforge.progress import progress
 from lipforge.records import write_whole
+
+FoldableLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 
 @dataclass(frozen=True)
@@ -71,13 +74,12 @@ def count_zeros(
 ) -> ZeroCounts:
     """Count over `images` how often each input channel of each site is forged to zero.
 
-    The model runs as it stands, so its forged functions should be in the mode `forged`.
+    The model runs as it is, so its forged functions should be in the mode `forged`.
 
     Elements that are zero already (behind a ReLU) count too: their weights do not act either.
     """
-    found = require_forges(model)
-    check_eval(unwrap(model))
-    inner, device = unwrap(model), device_of(model)
+    found, inner, device = require_forges(model), unwrap(model), device_of(model)
+    check_eval(inner)
     zeros = {name: torch.zeros(forge.channels, dtype=torch.int64, device=device) for name, forge in found.items()}
     elements = dict.fromkeys(found, 0)
 
@@ -89,17 +91,15 @@ def count_zeros(
 
         return hook
 
-    handles = [forge.register_forward_hook(watch(name, forge.channel_dim)) for name, forge in found.items()]
     seen = 0
-    try:
-        with torch.no_grad(), progress("counting zeros", image_count(images), show=show_progress) as step:
-            for batch in batches(images, batch_size):
-                inner(batch.images.to(device))
-                seen += len(batch.images)
-                step(len(batch.images))
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.no_grad():
+        for name, forge in found.items():
+            hooks.enter_context(forge.register_forward_hook(watch(name, forge.channel_dim)))
+        step = hooks.enter_context(progress("counting zeros", image_count(images), show=show_progress))
+        for batch in batches(images, batch_size):
+            inner(batch.images.to(device))
+            seen += len(batch.images)
+            step(len(batch.images))
     return ZeroCounts({name: count.tolist() for name, count in zeros.items()}, elements, seen)
 
 
@@ -122,11 +122,8 @@ def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
         name: [index for index, share in enumerate(counts.frequency(name)) if share >= frequency] for name in layers
     }
     columns = {name: indices for name, indices in columns.items() if indices}
-    originals = {
-        name: torch.stack([column.detach().clone() for column in _columns(layers[name], indices)])
-        for name, indices in columns.items()
-    }
     with torch.no_grad():
+        originals = {name: torch.stack(_columns(layers[name], indices)) for name, indices in columns.items()}
         for name, indices in columns.items():
             for column in _columns(layers[name], indices):
                 column.zero_()
@@ -147,10 +144,10 @@ def load_fold(path: str | Path) -> Fold:
         raise RecipeError(f"{path} is not a fold that this version reads ({error}); was it cut short?") from None
 
 
-def _layer(model: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear:
+def _layer(model: nn.Module, name: str) -> FoldableLayer:
     modules = dict(unwrap(model).named_modules())
     layer = modules.get(name)
-    if not isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear):
+    if not isinstance(layer, FoldableLayer):
         raise SiteError(f"site '{name}' cannot be folded: {type(layer).__name__} has no weight columns for its input")
     if "weight" not in layer._parameters:
         raise SiteError(f"site '{name}' cannot be folded: its weight is computed from other parameters")
@@ -161,7 +158,7 @@ def _layer(model: nn.Module, name: str) -> nn.Conv1d | nn.Conv2d | nn.Conv3d | n
     return layer
 
 
-def _columns(layer: nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear, indices: list[int]) -> list[Tensor]:
+def _columns(layer: FoldableLayer, indices: list[int]) -> list[Tensor]:
     """The weights that act on these input channels, as views; with groups, only the rows of the channel's group."""
     if isinstance(layer, nn.Linear):
         return [layer.weight[:, index] for index in indices]

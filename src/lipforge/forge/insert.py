@@ -16,8 +16,7 @@ from lipforge.batching import device_of
 from lipforge.errors import SiteError
 from lipforge.forge.layer import Forge, Mode, check_ratio
 from lipforge.forge.masks import Mask
-from lipforge.forge.sites import Site
-from lipforge.forge.unwrap import unwrap
+from lipforge.forge.sites import Site, unwrap
 
 CHILD = "forge"
 
@@ -34,10 +33,11 @@ def insert_(
     check_ratio(ratio)
     device = device_of(inner)
     layers = [inner.get_submodule(site.name) for site in chosen]
-    made = [_make(site, layer, mask, ratio, device) for site, layer in zip(chosen, layers, strict=True)]
+    made = [Forge(mask, ratio, site.in_features, site.channel_dim) for site in chosen]
     try:
         for layer, forge in zip(layers, made, strict=True):
-            layer.add_module(CHILD, forge)
+            own = next((parameter.device for parameter in layer.parameters()), device)
+            layer.add_module(CHILD, forge.train(layer.training).to(own))
             layer.register_forward_pre_hook(_forge_input, with_kwargs=True)
     except BaseException:
         for layer in layers:
@@ -45,11 +45,6 @@ def insert_(
         raise
     _forget_compiled()
     return forges(model)
-
-
-def _make(site: Site, layer: nn.Module, mask: Mask | None, ratio: float, device: torch.device) -> Forge:
-    own = next((parameter.device for parameter in layer.parameters()), device)
-    return Forge(mask, ratio, site.in_features, site.channel_dim).train(layer.training).to(own)
 
 
 def remove_(model: nn.Module) -> None:

@@ -1,16 +1,16 @@
-"""The forged function as a module (Algorithm 1)."""
+"""The forged function as a module (Algorithm 1), and the maximum that it tracks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
 from lipforge.forge.masks import Mask, Step, Threshold
-from lipforge.forge.statistics import Maximum, Tracker
 
 Mode = Literal["plain", "track", "forged", "straight_through", "smooth_backward"]
 
@@ -94,7 +94,7 @@ class Forge(nn.Module):
         return self._threshold if self._thresholds is None else self._thresholds
 
     def set_bound(self, bound: Tensor, centre: Tensor | None = None) -> None:
-        """Take over a calibrated bound: a scalar, or one per channel (with a centre per channel for MeanCentred)."""
+        """Set a calibrated bound: a scalar, or one per channel (with a centre per channel for MeanCentred)."""
         if not (torch.isfinite(bound).all() and (bound >= 0).all()):
             raise InputError(f"bound must be finite and not negative, got {bound}")
         self.bound = bound.detach().clone()
@@ -104,7 +104,9 @@ class Forge(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if self._mode == "track":
             assert self.tracker is not None
-            self.tracker.update(x.detach())
+            if x.numel() > 0:
+                self.tracker.calls += 1
+                self.tracker.update(x.detach())
             return x
         if self._mode == "plain" or not self._active:
             return x
@@ -181,7 +183,7 @@ class _OtherBackward(torch.autograd.Function):
 def smooth_slope(relative: Tensor, width: float) -> Tensor:
     """The derivative of r * sigmoid((r - 1) / width), a smooth mask, at r = |x| / threshold.
 
-    Its sigmoid is 1/2 at the threshold; the bump there stands for the jump that the step's own derivative leaves out.
+    Its sigmoid is 1/2 at the threshold; the bump there replaces the jump that the step's own derivative leaves out.
 
     >>> smooth_slope(torch.tensor([0.0, 1.0, 9.0]), width=0.5)
     tensor([0.1192, 1.0000, 1.0000])
@@ -195,3 +197,72 @@ def check_ratio(ratio: float) -> float:
     if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
         raise InputError(f"ratio must be a number in [0, 1], got {ratio!r}; the paper tries 2^-8, 2^-7, 2^-6")
     return float(ratio)
+
+
+class Tracker(Protocol):
+    """What a calibration pass remembers of the activations at one site, in constant memory.
+
+    Fed with `update`, merged over ranks with `reduce_`, read with `bound` and `centre`. The order and the size of the
+    batches do not matter: maxima and counts are exact, sums are kept in float64.
+    """
+
+    calls: int
+
+    def update(self, x: Tensor) -> None: ...
+
+    def reduce_(self) -> None: ...
+
+    def peak(self) -> Tensor:
+        """The largest |x| so far as a scalar on the device; not finite as soon as any x was not."""
+        ...
+
+    def bound(self) -> Tensor: ...
+
+    def centre(self) -> Tensor | None: ...
+
+
+class Maximum:
+    """The largest |x|, over the layer or per channel (Algorithm 1, line 3)."""
+
+    def __init__(self, start: Tensor, channel_dim: int | None = None) -> None:
+        self.calls = 0
+        self.channel_dim = channel_dim
+        self._peak = start.clone()
+
+    def update(self, x: Tensor) -> None:
+        self._peak = torch.maximum(self._peak, largest_magnitude(x, self.channel_dim).to(self._peak.dtype))
+
+    def reduce_(self) -> None:
+        dist.all_reduce(self._peak, dist.ReduceOp.MAX)
+
+    def peak(self) -> Tensor:
+        return self._peak.amax()
+
+    def bound(self) -> Tensor:
+        return self._peak
+
+    def centre(self) -> None:
+        return None
+
+
+def largest_magnitude(x: Tensor, channel_dim: int | None = None) -> Tensor:
+    """The largest |x|: a scalar, or one per channel."""
+    if channel_dim is None:
+        low, high = torch.aminmax(_dense(x))  # one read of the tensor, no copy
+    else:
+        x = x.unsqueeze(0)
+        dims = other_dims(x, channel_dim)
+        low, high = x.amin(dims), x.amax(dims)
+    return torch.maximum(high, -low)
+
+
+def _dense(x: Tensor) -> Tensor:
+    """The same elements as a contiguous view where there is one: aminmax is 10x slower on channels_last."""
+    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
+        return x.permute(0, 2, 3, 1)
+    return x
+
+
+def other_dims(x: Tensor, channel_dim: int) -> list[int]:
+    """Every dimension but the channels'; `x` needs a second one, for torch takes an empty list to mean all."""
+    return [dim for dim in range(x.ndim) if dim != channel_dim % x.ndim]

@@ -140,8 +140,8 @@ class Smooth:
             v = torch.linspace(low, high, 10_001, dtype=torch.float64)
             s = torch.sigmoid(v - self.b)
             slopes = (s + v * s * (1 - s)).abs()
-            best, margin = float(v[slopes.argmax()]), (high - low) / 1000
-            low, high = max(low, best - margin), min(high, best + margin)
+            best, reach = float(v[slopes.argmax()]), (high - low) / 1000
+            low, high = max(low, best - reach), min(high, best + reach)
             steepest = max(steepest, float(slopes.max()))
         return steepest
 

@@ -13,12 +13,11 @@ from torch import Tensor, nn
 
 from lipforge.batching import ImageData, ImageSource
 from lipforge.errors import InputError, RecipeError
+from lipforge.forge.graph import ACTIVATIONS, LAYERS
 from lipforge.forge.insert import forges, insert_, remove_, require_forges
 from lipforge.forge.layer import Calibration, Forge, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
-from lipforge.forge.sites import Site
-from lipforge.forge.trace import ACTIVATIONS, LAYERS
-from lipforge.forge.unwrap import unwrap
+from lipforge.forge.sites import Site, unwrap
 from lipforge.records import read_json, write_json
 
 FORMAT = 1
@@ -134,7 +133,7 @@ class Recipe:
 
 
 def recipe_of(model: nn.Module) -> Recipe:
-    """The recipe of a forged model as it stands."""
+    """The recipe of a forged model with its current ratios and bounds."""
     found = require_forges(model)
     modules = dict(unwrap(model).named_modules())
     first = next(iter(found.values()))
@@ -161,7 +160,7 @@ def recipe_of(model: nn.Module) -> Recipe:
 
 
 def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
-    """Save the recipe of a forged model as it stands, and return it."""
+    """Save the recipe of a forged model with its current ratios and bounds, and return it."""
     recipe = recipe_of(model)
     recipe.save(path)
     return recipe

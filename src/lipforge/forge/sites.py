@@ -5,15 +5,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from lipforge.batching import check_eval, check_images, device_of
 from lipforge.errors import InputError, ModelError, SiteError
-from lipforge.forge.roles import Call, Role, roles
-from lipforge.forge.trace import ACTIVATIONS, LAYERS, Graph, trace
-from lipforge.forge.unwrap import unwrap
+from lipforge.forge.graph import ACTIVATIONS, LAYERS, Call, Graph, Role, roles, trace
 
 RULES: dict[str, tuple[Role, ...]] = {
     "residual_convs": ("conv",),
@@ -22,7 +21,7 @@ RULES: dict[str, tuple[Role, ...]] = {
     "shortcut_convs": ("shortcut",),
     "attention_projections": ("attention",),
     "gate_layers": ("gate",),
-    "plain_layers": ("between",),
+    "sequential_layers": ("between",),
     "activations": ("activation",),
 }
 """Rule names and the roles that they select; `name:GLOB` selects any called layer by its name."""
@@ -39,7 +38,7 @@ WHY_NOT: dict[Role, str] = {
     "gate": "computes a gate (squeeze-and-excitation): opt in with the rule gate_layers",
     "first": "the stem",
     "last": "the head",
-    "between": "outside every residual block: opt in with the rule plain_layers",
+    "between": "outside every residual block: opt in with the rule sequential_layers",
     "activation": "an activation: opt in with the rule activations",
 }
 
@@ -102,7 +101,7 @@ def find_sites(
     The model runs once on one image (a grey one of a size that fits, unless `images` are given); its code is not
     read, and nothing changes but what its own forward pass changes (counters, lazy modules). `rules` are united;
     `include`, `exclude` (globs of layer names) and `types` then restrict the result.
-    A model without any residual block gets `plain_layers`: every conv and linear layer but the first and the last.
+    A model without any residual block gets `sequential_layers`: every conv and linear layer but the first and the last.
     """
     model = unwrap(model)
     _check_rules(rules)
@@ -129,10 +128,23 @@ def find_sites(
     return Survey(tuple(site for _, site in sorted(sites, key=lambda pair: pair[0])), chosen, reason, tuple(skipped))
 
 
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's own module inside DataParallel, DistributedDataParallel and torch.compile."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
+            model = cast(nn.Module, model._orig_mod)
+        else:
+            return model
+
+
 def _check_rules(rules: Sequence[str]) -> None:
     if isinstance(rules, str):
         raise SiteError(f"rules must be a sequence of names, got the text {rules!r}; write [{rules!r}]")
     for rule in rules:
+        if rule == "plain_layers":
+            raise SiteError("the rule 'plain_layers' is now called 'sequential_layers'; write that name")
         if rule not in RULES and not rule.startswith("name:"):
             close = get_close_matches(rule, RULES, n=1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
@@ -144,7 +156,7 @@ def _check_rules(rules: Sequence[str]) -> None:
 def _choose_rules(rules: tuple[str, ...], calls: dict[str, Call]) -> tuple[tuple[str, ...], str]:
     in_blocks = any(call.role in ("conv", "mlp", "depthwise", "attention") for call in calls.values())
     if set(rules) == set(DEFAULT_RULES) and not in_blocks:
-        return ("plain_layers",), (
+        return ("sequential_layers",), (
             "no residual block was found (no addition joins two paths from one activation), "
             "so every conv and linear layer but the first and the last is a site"
         )

@@ -16,7 +16,7 @@ from lipforge.batching import check_eval
 from lipforge.errors import InputError, ModelError
 from lipforge.forge.insert import forges, remove_, require_forges, set_mode_
 from lipforge.forge.layer import Mode
-from lipforge.forge.unwrap import unwrap
+from lipforge.forge.sites import unwrap
 
 
 def plain(model: nn.Module) -> nn.Module:

@@ -1,6 +1,6 @@
 """A checklist for published robust accuracies: rules that numbers without masked gradients keep, and who breaks them.
 
-Accuracies are in percent, tolerances in percentage points. Attacks are known by name (attacks.py): FGSM takes one
+Accuracies are in percent, tolerances in percentage points. Attacks are known by name (`known`): FGSM takes one
 step; PGD and CW take many; AA is AutoAttack; `transfer` are adversarial images that AutoAttack made for the base model.
 """
 
@@ -10,9 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lipforge.errors import InputError
-from lipforge.paper.attacks import KINDS, Name, known
-from lipforge.paper.numbers import Numbers
-from lipforge.paper.tables import Published
+from lipforge.paper.tables import KINDS, Name, Numbers, Published, known
 
 SUBSET = 2.0
 """Slack between two tables. Some are on fewer images: every CW figure of the paper is a multiple of 0.02, so 5,000 or

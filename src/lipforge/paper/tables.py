@@ -1,4 +1,4 @@
-"""Published accuracies, one per row: the paper's own tables, or a user's file with the same columns.
+"""Published accuracies, one per row, to look up: the paper's own tables, or a user's file with the same columns.
 
 `tables.csv` holds every number of tables 1 to 11 of the paper as printed, in percent. Tables are numbered in the order
 of its source. What the source leaves to the text: CIFAR tables without a radius are at 8/255 and those of ImageNet at
@@ -8,14 +8,33 @@ stated anywhere, and is "unstated" here.
 
 import csv
 import io
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from importlib import resources
+from itertools import product
 from pathlib import Path
 
 from lipforge.errors import InputError
 from lipforge.types import parse_number
 
 UNSTATED = "unstated"
+
+KINDS = {
+    "clean": r"clean|natural|nat|no attack",
+    "fgsm": r"fgsm",
+    "pgd": r"pgd((?: ?\d+)*)(?: steps)?",
+    "cw": r"(?:cw|c&w|c & w|carlini wagner)(?: ?(?:inf|linf|∞))?((?: ?\d+)*)(?: steps)?",
+    "aa": r"aa|auto ?attack(?: standard)?|aa standard",
+    "transfer": r"transfer",
+}
+"""What the rules know, each with the spellings it goes by, in small letters and with spaces between words."""
+
+Name = tuple[str, str]
+"""What an attack is ("" for what no rule knows), and what tells it apart from others of its kind."""
+
+Setting = tuple[str, str, str, str]
+"""Data set, model, variant and ratio."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +84,53 @@ def read_table(path: str | Path) -> tuple[Published, ...]:
         return _parse(Path(path).read_text(encoding="utf-8-sig"), name=str(path))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8: {error}") from None
+
+
+class Numbers:
+    """Published numbers by setting, attack and radius; the first of several that should be equal."""
+
+    def __init__(self, rows: Iterable[Published]) -> None:
+        self.rows = tuple(rows)
+        self._sweeps: dict[Setting, dict[Name, dict[float, Published]]] = {}
+        for row in self.rows:
+            attacks = self._sweeps.setdefault((row.dataset, row.model, row.variant, row.ratio), {})
+            attacks.setdefault(known(row.attack), {}).setdefault(row.radius, row)
+
+    def get(self, setting: Setting, row: Published) -> Published | None:
+        """The number of this row's attack and radius in a setting."""
+        return self._sweeps.get(setting, {}).get(known(row.attack), {}).get(row.radius)
+
+    def sweeps(self, kind: str) -> Iterator[list[Published]]:
+        """The numbers of each attack of a kind on each model, by increasing radius."""
+        for attacks in self._sweeps.values():
+            for (found, _), sweep in attacks.items():
+                if found == kind:
+                    yield [sweep[radius] for radius in sorted(sweep)]
+
+    def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
+        """The numbers of attacks of two kinds on the same model at the same radius."""
+        for attacks in self._sweeps.values():
+            strong, weak = ([sweep for (found, _), sweep in attacks.items() if found == k] for k in (first, second))
+            for one, other in product(strong, weak):
+                yield from ((one[radius], other[radius]) for radius in sorted(one) if radius in other)
+
+    def base_of(self, row: Published) -> Published | None:
+        """The number of the base model for this row's attack and radius."""
+        return self.get((row.dataset, row.model, "", "0"), row)
+
+
+def known(attack: str) -> Name:
+    """The attack's kind, and its number of steps if the name says it; an unknown attack keeps its name.
+
+    >>> known("PGD-20"), known("pgd_20"), known("Auto-Attack"), known("MIM")
+    (('pgd', '20'), ('pgd', '20'), ('aa', ''), ('', 'mim'))
+    """
+    words = re.sub(r"[\s_\-^()/]+", " ", attack.lower()).strip()
+    for kind, spelling in KINDS.items():
+        found = re.fullmatch(spelling, words)
+        if found:
+            return kind, "-".join("".join(found.groups(default="")).split())
+    return "", words
 
 
 def _parse(text: str, *, name: str) -> tuple[Published, ...]:

@@ -1,10 +1,11 @@
 """What a page is made of: sections of text, figures, tables and pictures."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from lipforge.reports.charts import Chart
 from lipforge.reports.tables import Table
+from lipforge.results import GalleryItem
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,11 @@ class Code:
 
 
 @dataclass(frozen=True)
-class Picture:
-    """An image and its perturbation; each is a PNG in base64."""
-
-    clean: str
-    perturbation: str
-    adversarial: str
-    heading: str
-    lines: tuple[str, ...]
-    fooled: bool
-
-
-@dataclass(frozen=True)
 class Pictures:
     """A gallery."""
 
     caption: str
-    pictures: tuple[Picture, ...]
+    pictures: tuple[GalleryItem, ...]
     kind: Literal["pictures"] = "pictures"
 
 
@@ -77,7 +66,7 @@ class Verdict:
 
     word: str
     sign: str
-    tone: Literal["good", "bad", "doubt", "calm"]
+    tone: str
     sentence: str
     details: tuple[str, ...] = ()
     kind: Literal["verdict"] = "verdict"
@@ -93,4 +82,4 @@ class Section:
     name: str
     title: str
     lead: str
-    blocks: tuple[Block, ...] = field(default=())
+    blocks: tuple[Block, ...] = ()

@@ -1,19 +1,22 @@
-"""The two charts of a report: lines over a number, and rows of bars or intervals. Each draws itself at any width."""
+"""The two charts of a report, lines over a number and rows of bars or intervals, as escaped SVG at any width."""
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
-from lipforge.reports.svg import Scale, canvas, coordinate, padded, point, scale, tag, ticks
-from lipforge.reports.text import number
+from lipforge.text import number
 
+Scale = Callable[[float], float]
 Write = Callable[[float], str]
+Mark = tuple[float, str]
+"""A tick: where it is, and its text."""
 
 
 class Chart(Protocol):
-    """Whatever can draw itself; `roles` are the colours it uses, with their names for the legend."""
+    """Whatever can draw itself; `legend` has the roles it uses, with their names."""
 
     @property
     def alt(self) -> str: ...
@@ -55,14 +58,24 @@ class Axis:
     title: str
     range: tuple[float, float] | None = None
     write: Write = number
-    marks: tuple[tuple[float, str], ...] = ()
+    marks: tuple[Mark, ...] = ()
     floor: float | None = None
     whole: bool = False
 
-    def ticks(self, low: float, high: float) -> list[tuple[float, str]]:
+    def ticks(self, low: float, high: float) -> list[Mark]:
         """Where the ticks are between two numbers, with their text."""
         found = [(v, self.write(v)) for v in ticks(low, high) if not self.whole or v == round(v)]
         return list(self.marks) or found
+
+
+def percent_tick(share: float) -> str:
+    """A tick of a percent axis."""
+    return f"{100 * share:g}"
+
+
+def percent_axis(title: str) -> Axis:
+    """The axis of shares from 0 to 100 %."""
+    return Axis(title, (0.0, 1.0), percent_tick)
 
 
 @dataclass(frozen=True)
@@ -83,30 +96,30 @@ class Lines:
 
     def draw(self, width: float) -> Markup:
         left, right, top, bottom = 42.0, width - 14, 46.0 if self.title else 28.0, self.height - 42
-        across = scale(_range(self.x, [p.x for s in self.series for p in s.points]), (left, right))
-        domain = _range(self.y, [v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
-        up = scale(domain, (bottom, top))
-        parts = [*self._grid(across, up, domain, (left, right, top, bottom))]
+        wide = _range(self.x, [p.x for s in self.series for p in s.points])
+        high = _range(self.y, [v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
+        across, up = scale(wide, (left, right)), scale(high, (bottom, top))
+        marks = [(across(value), text) for value, text in self.x.ticks(*wide)]
+        levels = [(up(value), text) for value, text in self.y.ticks(*high)]
+        parts = self._grid(marks, levels, (left, right, top, bottom))
         if self.level is not None:
             parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
         parts += [_path(series, across, up) for series in self.series if series.joined]
-        shift = _shifts(len(self.series), width / max(1, max(len(s.points) for s in self.series)))
+        shift = _shifts(len(self.series), width / max((len(s.points) for s in self.series), default=1))
         for series, offset in zip(self.series, shift, strict=True):
             parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points]
         return canvas(width, self.height, self.alt, parts)
 
     def _grid(
-        self, across: Scale, up: Scale, domain: tuple[float, float], box: tuple[float, float, float, float]
+        self, marks: Sequence[Mark], levels: Sequence[Mark], box: tuple[float, float, float, float]
     ) -> list[Markup]:
         left, right, top, bottom = box
         parts = [tag("text", self.title, x=4.0, y=14.0, class_="panel-title")] if self.title else []
         parts.append(tag("text", self.y.title, x=4.0, y=top - 14, class_="axis-title"))
-        for value, text in self.y.ticks(*domain):
-            y = up(value)
+        for y, text in levels:
             parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(tag("text", text, x=left - 6, y=y + 4, class_="tick end"))
-        marks = self.x.ticks(*_span(across, left, right))
-        for place, text in _thin([(across(value), text) for value, text in marks]):
+        for place, text in _thin(marks):
             parts.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="axis"))
             parts.append(tag("text", text, x=place, y=bottom + 17, class_="tick mid"))
         parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
@@ -116,7 +129,7 @@ class Lines:
 
 @dataclass(frozen=True)
 class Bar:
-    """One bar or interval of a row: from `start` to `end`; `at` puts a point on it, `text` stands beside it."""
+    """One bar or interval of a row: from `start` to `end`; `at` puts a point on it, `text` is written beside it."""
 
     role: str
     start: float
@@ -193,15 +206,9 @@ def _range(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
     return padded(values, floor=axis.floor) if values else (0.0, 1.0)
 
 
-def _span(across: Scale, left: float, right: float) -> tuple[float, float]:
-    """The numbers at the two ends of a straight scale."""
-    zero, one = across(0.0), across(1.0)
-    return (left - zero) / (one - zero), (right - zero) / (one - zero)
-
-
-def _thin(marks: Sequence[tuple[float, str]]) -> list[tuple[float, str]]:
+def _thin(marks: Sequence[Mark]) -> list[Mark]:
     """The marks that fit beside each other, at about 6.4 pixels per character; the first always stays."""
-    kept: list[tuple[float, str]] = []
+    kept: list[Mark] = []
     for place, text in marks:
         if not kept or place - kept[-1][0] >= 3.2 * (len(text) + len(kept[-1][1])) + 8:
             kept.append((place, text))
@@ -228,3 +235,95 @@ def _dot(series: Series, here: Point, x: float, up: Scale) -> Markup:
     parts.append(point(x, up(here.y), series.role, 3.8))
     parts.append(tag("circle", cx=x, cy=up(here.y), r=11.0, class_="hit"))
     return tag("g", *parts, class_="mark", data_tip=here.tip)
+
+
+def tag(name: str, *children: str | Markup, **attributes: str | float | None) -> Markup:
+    """One element; children and attribute values that are not Markup are escaped, attributes of None are left out.
+
+    A trailing underscore is dropped and others become hyphens: class_="x" gives class="x", text_anchor text-anchor.
+
+    >>> tag("text", "a < b", x=1.25, class_="tick")
+    Markup('<text x="1.2" class="tick">a &lt; b</text>')
+    """
+    parts = [f"<{name}"]
+    for key, value in attributes.items():
+        if value is not None:
+            text = coordinate(value) if isinstance(value, float) else str(value)
+            parts.append(f' {key.rstrip("_").replace("_", "-")}="{escape(text)}"')
+    inner = "".join(str(escape(child)) for child in children)
+    return Markup("".join(parts) + (f">{inner}</{name}>" if children else "/>"))
+
+
+def coordinate(value: float) -> str:
+    """A tenth of a pixel is enough."""
+    return f"{value:.1f}".removesuffix(".0")
+
+
+def canvas(width: float, height: float, alt: str, children: Iterable[Markup]) -> Markup:
+    """The chart's outer element. It carries the alternative text, and is a tab stop: the arrow keys visit its marks."""
+    return tag(
+        "svg",
+        *children,
+        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
+        width=width,
+        height=height,
+        role="img",
+        aria_label=alt,
+        tabindex="0",
+        focusable="true",
+        class_="chart",
+        data_width=coordinate(width),
+    )
+
+
+def scale(domain: tuple[float, float], places: tuple[float, float]) -> Scale:
+    """The straight line that takes the ends of `domain` to `places`."""
+    (low, high), (first, last) = domain, places
+    span = high - low or 1.0
+    return lambda value: first + (value - low) / span * (last - first)
+
+
+def ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from `low` to `high`, about `count` of them.
+
+    >>> ticks(0, 1), ticks(0.31, 0.36, 3)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.32, 0.34, 0.36])
+    """
+    if not high > low:
+        return [low]
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [round(index * step, 12) for index in range(first, last + 1)]
+
+
+def padded(values: Sequence[float], *, share: float = 0.08, floor: float | None = None) -> tuple[float, float]:
+    """A range with some air around `values`; it does not go below `floor` unless they do."""
+    low, high = min(values), max(values)
+    air = share * (high - low) or abs(high) * share or 1.0
+    bottom = low - air
+    if floor is not None and low >= floor:
+        bottom = max(bottom, floor)
+    return bottom, high + air
+
+
+SHAPES = {"base": "circle", "forged": "square", "third": "triangle", "fourth": "diamond", "fifth": "cross"}
+"""How each role's points look everywhere; its colour has the role's name."""
+
+
+def point(x: float, y: float, role: str, size: float = 4.5) -> Markup:
+    """A data point in the role's colour and shape, so that colour is never the only difference."""
+    shape, css = SHAPES[role], f"point fill-{role}"
+    if shape == "circle":
+        return tag("circle", cx=x, cy=y, r=size, class_=css)
+    if shape == "square":
+        return tag("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, class_=css)
+    outline = {
+        "triangle": [(0, -1.25), (1.2, 0.95), (-1.2, 0.95)],
+        "diamond": [(0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)],
+        "cross": [(-1, -0.4), (-0.4, -0.4), (-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4),
+                  (0.4, 1), (-0.4, 1), (-0.4, 0.4), (-1, 0.4)],
+    }[shape]  # fmt: skip
+    corners = " ".join(f"{coordinate(x + dx * size)},{coordinate(y + dy * size)}" for dx, dy in outline)
+    return tag("polygon", points=corners, class_=css)

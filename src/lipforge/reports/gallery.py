@@ -3,44 +3,16 @@
 import base64
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from PIL import Image
 from torch import Tensor
 
 from lipforge.errors import InputError
+from lipforge.results import Gallery, GalleryItem
 
 SIDE = 224
 """Larger images are made smaller for the page; smaller ones stay as they are and are drawn with hard pixels."""
-
-
-@dataclass(frozen=True)
-class GalleryItem:
-    """One image: what it shows, what the model said before and after, and three PNGs in base64."""
-
-    index: int
-    label: str
-    before: str
-    after: str
-    clean: str
-    perturbation: str
-    adversarial: str
-
-    @property
-    def fooled(self) -> bool:
-        """Whether the perturbation took the model away from the true class."""
-        return self.before == self.label != self.after
-
-
-@dataclass(frozen=True)
-class Gallery:
-    """Some images of an evaluation; the perturbation is drawn `magnification` times its size around grey."""
-
-    title: str
-    magnification: float
-    largest: float
-    items: tuple[GalleryItem, ...]
 
 
 def make_gallery(
@@ -55,7 +27,7 @@ def make_gallery(
     title: str = "Images and their perturbations",
     indices: Sequence[int] | None = None,
 ) -> Gallery:
-    """The first `count` images that were right before, those that stand and those that fell by turns.
+    """The first `count` images that are classified correctly before the attack, broken and robust ones by turns.
 
     `clean` and `adversarial` (N, C, H, W) lie in [0, 1]; `before` and `after` are the predicted classes on each.
     `indices` number the images in their data set. All perturbations are magnified alike, so that the largest of any
@@ -110,12 +82,12 @@ def _numbers(values: Sequence[int] | Tensor, count: int, name: str) -> list[int]
 
 
 def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[int]:
-    """Positions of images that were right before: one that fell, one that stands, and so on, each kind in order."""
-    right = [at for at, label in enumerate(labels) if before[at] == label]
-    if not right:
+    """Positions of images that are correct before the attack: one broken, one robust, and so on, each in order."""
+    correct = [at for at, label in enumerate(labels) if before[at] == label]
+    if not correct:
         raise InputError("no image is classified correctly before the attack, so there is none to show")
-    fell = [at for at in right if after[at] != labels[at]]
-    stands = [at for at in right if after[at] == labels[at]]
-    paired = min(len(fell), len(stands))
-    turns = [at for both in zip(fell, stands, strict=False) for at in both]
-    return turns + fell[paired:] + stands[paired:]
+    broken = [at for at in correct if after[at] != labels[at]]
+    robust = [at for at in correct if after[at] == labels[at]]
+    paired = min(len(broken), len(robust))
+    turns = [at for both in zip(broken, robust, strict=False) for at in both]
+    return turns + broken[paired:] + robust[paired:]

@@ -3,9 +3,8 @@
 import base64
 import hashlib
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
-from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
 from urllib.parse import quote
@@ -14,11 +13,11 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lipforge.errors import InputError
-from lipforge.records import write_whole
-from lipforge.reports.blocks import Block, Figure, Grid, Section
+from lipforge.records import lipforge_version, write_whole
+from lipforge.reports.blocks import Figure, Grid, Section
+from lipforge.reports.charts import point, tag
 from lipforge.reports.read import Run, read_run
 from lipforge.reports.sections import SECTIONS, about, compare_runs
-from lipforge.reports.svg import point, tag
 from lipforge.reports.tables import SUFFIX, Format, Table
 
 MIME: dict[Format, str] = {"csv": "text/csv", "latex": "application/x-tex", "markdown": "text/markdown"}
@@ -57,8 +56,8 @@ class Report:
     @property
     def tables(self) -> list[Table]:
         """All tables in the order of the page, each under a name of its own."""
-        found = [table for section in self.sections for block in section.blocks if (table := _table(block)) is not None]
-        return _renamed(found)
+        blocks = (block for section in self.sections for block in section.blocks)
+        return _renamed([block.table for block in blocks if isinstance(block, Figure | Grid) and block.table])
 
 
 def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
@@ -81,9 +80,7 @@ def build_report(*runs: str | Path) -> Report:
     read = [read_run(path) for path in runs]
     pages = tuple(_page(run, f"run-{place}") for place, run in enumerate(read, 1))
     comparison = compare_runs(read) if len(read) > 1 else None
-    problems = tuple(
-        (f"{run.name}: " if len(read) > 1 else "") + problem for run in read for problem in dict.fromkeys(run.problems)
-    )
+    problems = tuple((f"{run.name}: " if len(read) > 1 else "") + problem for run in read for problem in run.problems)
     title = read[0].name if len(read) == 1 else f"{len(read)} runs: {', '.join(run.name for run in read)}"
     text = pages[0].about if len(read) == 1 else ""
     return Report(title, text, pages, comparison, problems)
@@ -103,7 +100,12 @@ def render(report: Report) -> str:
         "figure_number": lambda block: given.setdefault(id(block), next(numbers)),
     }
     return environment.from_string(_asset("report.html.j2")).render(
-        report=report, style=style, script=script, policy=_policy(style, script), formats=SUFFIX, version=_version()
+        report=report,
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        formats=SUFFIX,
+        version=lipforge_version(),
     )
 
 
@@ -112,18 +114,13 @@ def _page(run: Run, anchor: str) -> Page:
     return Page(run.name, anchor, about(run), sections)
 
 
-def _table(block: Block) -> Table | None:
-    return block.table if isinstance(block, Figure | Grid) else None
-
-
 def _renamed(tables: list[Table]) -> list[Table]:
     """Tables of one name get numbers, so that each can be asked for."""
     seen: dict[str, int] = {}
     named = []
     for table in tables:
         seen[table.name] = seen.get(table.name, 0) + 1
-        name = table.name if seen[table.name] == 1 else f"{table.name}-{seen[table.name]}"
-        named.append(Table(name, table.title, table.columns, table.rows))
+        named.append(table if seen[table.name] == 1 else replace(table, name=f"{table.name}-{seen[table.name]}"))
     return named
 
 
@@ -158,10 +155,3 @@ def _breakable(text: str) -> Markup:
 
 def _asset(name: str) -> str:
     return resources.files("lipforge.reports").joinpath("page", name).read_text(encoding="utf-8")
-
-
-def _version() -> str:
-    try:
-        return version("lipforge")
-    except PackageNotFoundError:
-        return ""

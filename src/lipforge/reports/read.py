@@ -1,126 +1,55 @@
-"""What a run directory says, read with suspicion: a damaged file is named and set aside, never a reason to stop."""
+"""What a run directory says: a file that cannot be used is named and left out, never a reason to stop."""
 
-import math
-from collections.abc import Callable
+import base64
+import binascii
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from lipforge.errors import InputError
 from lipforge.records import read_json
+from lipforge.results import RESULTS, Gallery, RobustResult, from_record
 
-FORMAT = 1
+PNG = b"\x89PNG\r\n\x1a\n"
+EXTRA = ("third", "fourth", "fifth")
 T = TypeVar("T")
 
 
-class DamageError(InputError):
-    """A result that is not what its kind promises; the message names the file and the field."""
+class Labelled(Protocol):
+    """A result of one classifier."""
+
+    @property
+    def label(self) -> str: ...
 
 
-@dataclass(frozen=True)
-class Fields:
-    """One JSON object of a result file, whose fields are checked as they are read."""
-
-    values: dict[str, Any]
-    where: str
-
-    def number(self, name: str) -> float:
-        """A finite number."""
-        value = self.values.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self._wrong(name, "a number")
-        return value
-
-    def whole(self, name: str) -> int:
-        """A whole number."""
-        value = self.number(name)
-        if value != int(value):
-            raise self._wrong(name, "a whole number")
-        return int(value)
-
-    def text(self, name: str, default: str | None = None) -> str:
-        """A string; `default` where there is none."""
-        value = self.values.get(name, default)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise self._wrong(name, "a text")
-        return value
-
-    def interval(self, name: str) -> tuple[float, float]:
-        """Two numbers, the lower one first."""
-        value = self.values.get(name)
-        if not (isinstance(value, list) and len(value) == 2):
-            raise self._wrong(name, "two numbers")
-        both = Fields({"low": value[0], "high": value[1]}, f"{self.where}, '{name}'")
-        return both.number("low"), both.number("high")
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """A list of strings; empty where the field is missing."""
-        value = self.values.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise self._wrong(name, "a list of texts")
-        return tuple(value)
-
-    def each(self, name: str) -> "list[Fields]":
-        """The objects of a list; empty where the field is missing."""
-        value = self.values.get(name, [])
-        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
-            raise self._wrong(name, "a list of objects")
-        return [Fields(item, f"{self.where}, '{name}' {place}") for place, item in enumerate(value)]
-
-    def inner(self, name: str) -> "Fields":
-        """An object inside this one."""
-        value = self.values.get(name)
-        if not isinstance(value, dict):
-            raise self._wrong(name, "an object")
-        return Fields(value, f"{self.where}, '{name}'")
-
-    def has(self, *names: str) -> bool:
-        """Whether all of these fields are there and not null."""
-        return all(self.values.get(name) is not None for name in names)
-
-    def optional(self, name: str) -> float | None:
-        """A number, or None where there is none."""
-        return self.number(name) if self.has(name) else None
-
-    def _wrong(self, name: str, expected: str) -> DamageError:
-        found = f"got {str(self.values[name])[:60]!r}" if name in self.values else "it is missing"
-        return DamageError(f"{self.where}: '{name}' must be {expected}, {found}")
-
-
-@dataclass(frozen=True)
-class Result:
-    """One file of results: its name without .json, what it is, and its fields."""
-
-    name: str
-    kind: str
-    fields: Fields
+L = TypeVar("L", bound=Labelled)
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that a report takes from a run directory. `problems` grows while results are parsed."""
+    """All that a report takes from a run directory.
 
-    path: Path
+    `results` are those of `lipforge.results`, by the name of their file; `kinds` has what every readable file says it
+    is, also of kinds that this version does not know. `problems` are the files that were left out, and why.
+    """
+
     name: str
-    results: tuple[Result, ...]
+    results: dict[str, Any]
+    kinds: dict[str, str]
     environment: dict[str, Any]
     configs: dict[str, dict[str, Any]]
-    problems: list[str]
+    problems: tuple[str, ...]
 
-    def parsed(self, kind: str, parse: Callable[[Fields], T]) -> list[T]:
-        """Every result of this kind; one that cannot be parsed goes to `problems`."""
-        return [item for result in self.results if result.kind == kind for item in self.attempt(result, parse)]
+    def of(self, result: type[T]) -> list[T]:
+        """Every result of this class."""
+        return [found for found in self.results.values() if isinstance(found, result)]
 
-    def attempt(self, result: Result, parse: Callable[[Fields], T]) -> list[T]:
-        """One result, or none if it cannot be parsed, which goes to `problems`."""
-        try:
-            return [parse(result.fields)]
-        except DamageError as error:
-            if str(error) not in self.problems:
-                self.problems.append(str(error))
-            return []
+    @property
+    def evaluations(self) -> list[RobustResult]:
+        """The evaluations under attack, the base's first."""
+        return base_first(self.of(RobustResult))
 
 
 def read_run(path: str | Path) -> Run:
@@ -132,40 +61,91 @@ def read_run(path: str | Path) -> Run:
     if not files:
         raise InputError(f"{path} holds no results (no {path / 'results'}/*.json); finish an evaluation in it first")
     problems: list[str] = []
-    results = tuple(result for file in files if (result := _result(file, problems)) is not None)
-    environment = _object(path / "environment.json", problems) if (path / "environment.json").exists() else None
-    configs = {file.parent.name: _object(file, problems) for file in sorted(path.glob("shards/*/config.json"))}
-    return Run(
-        path=path,
-        name=path.resolve().name,
-        results=results,
-        environment=environment or {},
-        configs={task: config for task, config in configs.items() if config is not None},
-        problems=problems,
-    )
+    results: dict[str, Any] = {}
+    kinds: dict[str, str] = {}
+    environment: dict[str, Any] = {}
+    configs: dict[str, dict[str, Any]] = {}
+    for file in files:
+        with _left_out(problems):
+            values = _object(file)
+            if (result := _result(values, f"results/{file.name}")) is not None:
+                results[file.stem] = result
+            kinds[file.stem] = values["kind"]
+    if (path / "environment.json").exists():
+        with _left_out(problems):
+            environment = _object(path / "environment.json")
+    for file in sorted(path.glob("shards/*/config.json")):
+        with _left_out(problems):
+            configs[file.parent.name] = _object(file)
+    return Run(path.resolve().name, results, kinds, environment, configs, tuple(problems))
 
 
-def _result(file: Path, problems: list[str]) -> Result | None:
-    values = _object(file, problems)
-    if values is None:
+@contextmanager
+def _left_out(problems: list[str]) -> Iterator[None]:
+    """A file that cannot be used becomes one of the problems."""
+    try:
+        yield
+    except InputError as error:
+        problems.append(str(error))
+
+
+def _result(values: dict[str, Any], where: str) -> Any:
+    """The result as its dataclass; None for a kind that this version does not know."""
+    kind = values.get("kind")
+    if isinstance(kind, str) and kind not in RESULTS:
         return None
-    kind, where = values.get("kind"), f"results/{file.name}"
-    if not isinstance(kind, str):
-        problems.append(f"{where} has no 'kind' and is left out")
-        return None
-    if values.get("format", FORMAT) != FORMAT:
-        problems.append(f"{where} has the format {values['format']!r}; this version reads {FORMAT}, so it is left out")
-        return None
-    return Result(file.stem, kind, Fields(values, where))
+    result = from_record(values, where)
+    if isinstance(result, Gallery):
+        _check_pictures(result, where)
+    return result
 
 
-def _object(file: Path, problems: list[str]) -> dict[str, Any] | None:
+def _check_pictures(gallery: Gallery, where: str) -> None:
+    """Only PNGs pass: what is no picture would go into the page as it is."""
+    for place, item in enumerate(gallery.items):
+        for name in ("clean", "perturbation", "adversarial"):
+            try:
+                content = base64.b64decode(getattr(item, name), validate=True)
+            except (binascii.Error, ValueError):
+                content = b""
+            if not content.startswith(PNG):
+                raise InputError(f"{where}: 'items' {place}: '{name}' must be a PNG in base64")
+
+
+def _object(file: Path) -> dict[str, Any]:
+    """The object in a file; errors name it by its folder, not by a path of this machine."""
+    short = f"{file.parent.name}/{file.name}"
     try:
         values = read_json(file)
     except InputError as error:
-        problems.append(str(error).replace(str(file.parent) + "/", f"{file.parent.name}/"))
-        return None
+        raise InputError(str(error).replace(str(file), short)) from None
     if not isinstance(values, dict):
-        problems.append(f"{file.parent.name}/{file.name} must hold an object, got {type(values).__name__}")
-        return None
+        raise InputError(f"{short} must hold an object, got {type(values).__name__}")
     return values
+
+
+def is_base(label: str) -> bool:
+    """Whether a label is that of the model without forged functions."""
+    return label.lower() in ("base", "plain", "original", "unforged")
+
+
+def base_first(results: Iterable[L]) -> list[L]:
+    """Results by their labels, the base's first."""
+    return sorted(results, key=lambda result: (not is_base(result.label), result.label))
+
+
+def roles(labels: Iterable[str]) -> dict[str, str]:
+    """The colour that each label keeps throughout a page: base and forged have their own, others get the rest.
+
+    >>> roles(["forged", "other", "base"])
+    {'forged': 'forged', 'other': 'third', 'base': 'base'}
+    """
+    labels = list(dict.fromkeys(labels))
+    base = next((label for label in labels if is_base(label)), None)
+    forged = next((label for label in labels if label.lower().startswith(("forged", "candidate"))), None)
+    if base is None and forged is None and labels:
+        base = labels[0]
+    named = {base: "base", forged: "forged"}
+    others = [label for label in labels if label not in named]
+    rest = {label: EXTRA[place % len(EXTRA)] for place, label in enumerate(others)}
+    return {label: named.get(label) or rest[label] for label in labels}

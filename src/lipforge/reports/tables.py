@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 from lipforge.errors import InputError
-from lipforge.progress import duration
-from lipforge.reports.text import number, percent, points
+from lipforge.text import duration, number, percent, points, points_text, share_text
 
 Format: TypeAlias = Literal["csv", "latex", "markdown"]
 SUFFIX: dict[Format, str] = {"csv": "csv", "latex": "tex", "markdown": "md"}
@@ -72,9 +71,9 @@ def shown(column: Column, cell: Cell) -> str:
     if cell is None:
         return ""
     if isinstance(cell, Share):
-        write = points if column.kind == "points" else percent
-        inner = f" [{write(cell.interval[0])}, {write(cell.interval[1])}]" if cell.interval else ""
-        return write(cell.value) + inner
+        if cell.interval is None:
+            return points(cell.value) if column.kind == "points" else percent(cell.value)
+        return (points_text if column.kind == "points" else share_text)(cell.value, cell.interval)
     if isinstance(cell, str):
         return cell
     return duration(cell) if column.kind == "seconds" else number(cell)

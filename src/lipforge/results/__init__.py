@@ -16,10 +16,13 @@ from lipforge.results.evaluation import (
     Note,
     RobustResult,
     Stage,
+    StageKey,
     SweepResult,
     SweepRow,
     TransferResult,
+    common_order,
     merge_notes,
+    numbered,
 )
 from lipforge.results.search import RatioScore, SearchResult, Setting
 from lipforge.statistics import Comparison
@@ -85,14 +88,17 @@ __all__ = [
     "Setting",
     "Spread",
     "Stage",
+    "StageKey",
     "SweepResult",
     "SweepRow",
     "TransferResult",
     "Verdict",
     "VerdictForm",
+    "common_order",
     "curve_point",
     "from_record",
     "merge_notes",
+    "numbered",
     "record",
 ]
 

@@ -59,6 +59,34 @@ class Stage:
     seconds: float
 
 
+StageKey = tuple[str, int]
+"""An attack's name, and how often it came before in its cascade: a cascade may hold one twice."""
+
+
+def numbered(stages: Iterable[Stage]) -> dict[StageKey, Stage]:
+    """Stages by their key, in their order."""
+    found: dict[StageKey, Stage] = {}
+    for stage in stages:
+        found[stage.attack, sum(name == stage.attack for name, _ in found)] = stage
+    return found
+
+
+def common_order(lists: Iterable[Sequence[StageKey]]) -> list[StageKey]:
+    """All keys of several cascades, each after those that come before it in its list.
+
+    >>> common_order([[("a", 0), ("d", 0)], [("a", 0), ("b", 0), ("d", 0)]])
+    [('a', 0), ('b', 0), ('d', 0)]
+    """
+    order: list[StageKey] = []
+    for keys in lists:
+        place = 0
+        for key in keys:
+            if key not in order:
+                order.insert(place, key)
+            place = order.index(key) + 1
+    return order
+
+
 @dataclass(frozen=True)
 class CleanResult:
     """How many of `count` images were classified correctly, and the 95 % interval of the accuracy."""
@@ -248,31 +276,3 @@ class Estimate:
     devices: int
     wall_seconds: float
     assumptions: tuple[str, ...]
-
-
-Key = tuple[str, int]
-"""An attack, and how often the same attack came before it: a cascade may hold one twice."""
-
-
-def numbered(stages: Sequence[Stage]) -> dict[Key, Stage]:
-    """Stages by attack and number."""
-    found: dict[Key, Stage] = {}
-    for stage in stages:
-        found[stage.attack, sum(key[0] == stage.attack for key in found)] = stage
-    return found
-
-
-def common_order(lists: Sequence[Sequence[Key]]) -> list[Key]:
-    """All keys, each after those that come before it in its list.
-
-    >>> common_order([[("a", 0), ("d", 0)], [("a", 0), ("b", 0), ("d", 0)]])
-    [('a', 0), ('b', 0), ('d', 0)]
-    """
-    order: list[Key] = []
-    for keys in lists:
-        place = 0
-        for key in keys:
-            if key not in order:
-                order.insert(place, key)
-            place = order.index(key) + 1
-    return order

@@ -1,5 +1,6 @@
-"""Everything that determines what training produces, in one frozen record."""
+"""Everything that determines what training produces, in one frozen record, and its schedules."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
@@ -15,8 +16,8 @@ Optimizer = Literal["sgd", "adamw"]
 class TrainConfig:
     """How to train. Two runs with equal configs, models and data on one kind of machine give equal weights.
 
-    `step` and `steps` belong to the attack inside training; `step` is a multiple of eps. 0 takes the method's own:
-    one step of 1.25 eps for FGSM-RS, ten of 0.25 eps for PGD-AT and TRADES. `warmup` is the share of all steps in
+    `steps` and `step_size` (a multiple of eps) belong to the attack inside training. 0 takes the method's own: one
+    step of 1.25 eps for FGSM-RS, ten of 0.25 eps for PGD-AT and TRADES. `warmup` is the share of all steps in
     which the learning rate climbs. Eps is 0 in the first `clean_epochs` and climbs during the next `eps_warmup`.
     `awp` is the size of the weight perturbation relative to the weights (0: none; its paper takes 0.005), and starts
     after `awp_after` epochs. `ema` is the decay of the weight average per step (0: none). `clip` limits the length
@@ -37,7 +38,7 @@ class TrainConfig:
     label_smoothing: float = 0.0
     ema: float = 0.0
     steps: int = 0
-    step: float = 0.0
+    step_size: float = 0.0
     clean_epochs: float = 0.0
     eps_warmup: float = 0.0
     beta: float = 6.0
@@ -50,15 +51,15 @@ class TrainConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        _check_choice("method", self.method, get_args(Method))
-        _check_choice("schedule", self.schedule, get_args(Schedule))
-        _check_choice("optimizer", self.optimizer, get_args(Optimizer))
+        for name, choices in (("method", Method), ("schedule", Schedule), ("optimizer", Optimizer)):
+            if getattr(self, name) not in get_args(choices):
+                raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
         if self.threat.norm == "l1":
             raise InputError("adversarial training knows the norms linf and l2, got l1")
         for name in ("epochs", "batch_size", "holdout", *(["limit"] if self.limit is not None else [])):
             if getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("clip", "steps", "step", "clean_epochs", "eps_warmup", "beta", "awp", "awp_after", "crop"):
+        for name in ("clip", "steps", "step_size", "clean_epochs", "eps_warmup", "beta", "awp", "awp_after", "crop"):
             if not getattr(self, name) >= 0:
                 raise InputError(f"{name} must not be negative, got {getattr(self, name)}")
         for name in ("warmup", "momentum", "label_smoothing", "ema"):
@@ -75,31 +76,53 @@ class TrainConfig:
         return self.steps or 10
 
     @property
-    def attack_step(self) -> float:
+    def attack_step_size(self) -> float:
         """The size of these steps as a multiple of eps."""
-        return self.step or (1.25 if self.method == "fgsm-rs" else 0.25)
+        return self.step_size or (1.25 if self.method == "fgsm-rs" else 0.25)
 
 
-def differences(recorded: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """One line per setting that differs, with both values; a key that one side lacks counts as None."""
-    keys = [*wanted, *(key for key in recorded if key not in wanted)]
-    return [
-        f"{key}: {recorded.get(key)!r} recorded, {wanted.get(key)!r} wanted"
-        for key in keys
-        if recorded.get(key) != wanted.get(key)
-    ]
+def learning_rate(config: TrainConfig, done: float) -> float:
+    """The rate when the share `done` of all steps is behind: linear up to `lr`, then down to 0.
+
+    "cyclic" comes down in a line, "cosine" along half a cosine.
+
+    >>> config = TrainConfig(lr=0.2, warmup=0.5)
+    >>> [round(learning_rate(config, done), 3) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]
+    [0.0, 0.1, 0.2, 0.1, 0.0]
+    """
+    if done < config.warmup:
+        return config.lr * done / config.warmup
+    rest = (done - config.warmup) / (1.0 - config.warmup)
+    return config.lr * ((1.0 + math.cos(math.pi * rest)) / 2.0 if config.schedule == "cosine" else 1.0 - rest)
+
+
+def eps_share(config: TrainConfig, epoch: float) -> float:
+    """The share of eps in use: 0 during `clean_epochs`, climbing to 1 in a line during `eps_warmup`, then 1.
+
+    >>> config = TrainConfig(clean_epochs=1, eps_warmup=2)
+    >>> [eps_share(config, epoch) for epoch in (0.5, 2.0, 3.0, 9.0)]
+    [0.0, 0.5, 1.0, 1.0]
+    """
+    since = epoch - config.clean_epochs
+    if since < 0:
+        return 0.0
+    return min(1.0, since / config.eps_warmup) if config.eps_warmup else 1.0
 
 
 def check_same(recorded: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
-    """Raise with all differences unless the recorded settings are the wanted ones."""
-    found = differences(recorded, wanted)
+    """Raise with all differences unless the recorded settings are the wanted ones; a missing key counts as None."""
+    if "step" in recorded and "step_size" not in recorded:
+        raise RunError(
+            f"{where} was started by an older lipforge, which called step_size 'step', so this one cannot resume it; "
+            "use another directory, or finish the run with the version that started it"
+        )
+    found = [
+        f"{key}: {recorded.get(key)!r} recorded, {wanted.get(key)!r} wanted"
+        for key in dict.fromkeys([*wanted, *recorded])
+        if recorded.get(key) != wanted.get(key)
+    ]
     if found:
         raise RunError(
             f"{where} was trained with other settings, so it cannot be resumed with these; "
-            "take another directory or the old settings:\n  " + "\n  ".join(found)
+            "use another directory or the old settings:\n  " + "\n  ".join(found)
         )
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise InputError(f"{name} must be one of {', '.join(choices)}, got {value!r}")

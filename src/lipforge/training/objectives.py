@@ -1,12 +1,12 @@
 """What each method minimises, and the images it makes for that.
 
-Adversarial images are made with the model in eval mode, as TRADES does for all of its images: batch norms keep their
-running statistics, the attack sees the function that will be tested, and no image changes another's gradient.
+Random crops and flips depend on (seed, image, epoch) only, so that a resumed run sees the same images. Adversarial
+images are made with the model in eval mode, as TRADES does for all of its images: batch norms keep their running
+statistics, the attack sees the function that will be tested, and no image changes another's gradient.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -18,36 +18,49 @@ from lipforge.training.config import TrainConfig
 from lipforge.types import Threat
 
 
-@dataclass(frozen=True)
-class Crafting:
-    """The attack inside training at one moment; `threat` is None while eps is still 0."""
+def augment(images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int, crop: int, flip: bool) -> Tensor:
+    """Each image shifted by up to `crop` pixels in each direction, with zeros moving in, and mirrored half the time."""
+    if crop:
+        offset = rng.integers(seed, sample_ids, stream="crop", shape=(2,), below=2 * crop + 1, counter=epoch)
+        images = _shift(images, offset.to(images.device), crop)
+    if flip:
+        mirrored = rng.signs(seed, sample_ids, stream="flip", shape=(), counter=epoch).to(images.device) > 0
+        images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
+    return images
 
-    threat: Threat | None
-    step: float
-    epoch: int
 
+def craft(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    ids: Tensor,
+    *,
+    config: TrainConfig,
+    threat: Threat | None,
+    step_size: float,
+    epoch: int,
+) -> Tensor:
+    """The images the loss is taken on: `x` itself while there is no threat, or `x` after the method's attack.
 
-def craft(model: nn.Module, x: Tensor, y: Tensor, ids: Tensor, *, config: TrainConfig, now: Crafting) -> Tensor:
-    """The images the loss is taken on: `x` itself, or `x` after the method's attack."""
-    if config.attack_steps == 0 or now.threat is None:
+    `threat` and `step_size` (a multiple of eps) are those of the moment: both change during training.
+    """
+    if config.attack_steps == 0 or threat is None:
         return x
     with eval_mode(model):
         if config.method == "trades":
-            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=now.epoch)
-            x_adv = project(x + 0.001 * noise.to(x), x, now.threat)
+            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=epoch)
+            x_adv = project(x + 0.001 * noise.to(x), x, threat)
             reference = model(x).detach()
         else:
-            x_adv = random_start(
-                x, now.threat, seed=config.seed, sample_ids=ids, stream="train-start", counter=now.epoch
-            )
+            x_adv = random_start(x, threat, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch)
             reference = None
         for _ in range(config.attack_steps):
             x_adv = x_adv.detach().requires_grad_()
             logits = model(x_adv)
             loss = F.cross_entropy(logits, y, reduction="sum") if reference is None else divergence(reference, logits)
             (gradient,) = torch.autograd.grad(loss, x_adv)
-            move = steepest_step(gradient, now.threat, now.step * now.threat.eps)
-            x_adv = project(x_adv.detach() + move, x, now.threat)
+            move = steepest_step(gradient, threat, step_size * threat.eps)
+            x_adv = project(x_adv.detach() + move, x, threat)
     return x_adv
 
 
@@ -79,3 +92,14 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+def placed(images: Tensor, device: torch.device) -> Tensor:
+    """The images on the device, in the layout that convolutions are fastest in."""
+    return images.to(device).contiguous(memory_format=torch.channels_last)
+
+
+def _shift(images: Tensor, offset: Tensor, crop: int) -> Tensor:
+    """The window of the original size at `offset` (N, 2) in each image with a border of `crop` zeros."""
+    windows = F.pad(images, (crop, crop, crop, crop)).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+    return windows[torch.arange(len(images), device=images.device), :, offset[:, 0], offset[:, 1]]

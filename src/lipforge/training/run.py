@@ -1,46 +1,45 @@
-"""Training from start to end: `train` does a run, resumes it after a kill, and leaves the weights in a file."""
+"""Training from start to end: `train` does a run, resumes it after a kill, and leaves the weights in a file.
+
+Training on one-step attacks can collapse within an epoch (catastrophic overfitting): the model learns to hide its
+gradient from the single step and loses all robustness against several. So a probe attacks held-out training images
+with ten steps after each epoch. Where its accuracy falls below half of the best so far, and by more than 5 points,
+training returns to the last good epoch and takes steps three quarters as large from there on: smaller steps leave more
+of the ball's interior in the training images.
+"""
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from lipforge import rng
-from lipforge.batching import ImageData, device_of
-from lipforge.errors import InputError, TrainingError
-from lipforge.pairs import as_data
+from lipforge.attacks.base import is_fooled
+from lipforge.attacks.pgd import PGD
+from lipforge.batching import BATCH_SIZE, ImageData, as_data, device_of
+from lipforge.errors import TrainingError
 from lipforge.progress import Step, progress
-from lipforge.ranks import Rank, process_group
+from lipforge.ranks import process_group
 from lipforge.records import write_whole
 from lipforge.training.config import TrainConfig
-from lipforge.training.guard import MOST_ROLLBACKS, SHRINK, Accuracy, has_collapsed, probe
 from lipforge.training.objectives import eval_mode
-from lipforge.training.session import (
-    CHECKPOINT,
-    GOOD,
-    WEIGHTS,
-    Position,
-    Session,
-    claim,
-    identity,
-    make_average,
-    make_optimizer,
-    restore_,
-    save,
-)
-from lipforge.training.step import optimize_, placed
-from lipforge.training.workers import agree, check_shares, share
+from lipforge.training.session import GOOD, WEIGHTS, Session, open_session, restore_, save
+from lipforge.training.step import agree, optimize_, share
+from lipforge.types import Threat
+
+PROBE = PGD(steps=10)
+SHRINK = 0.75
+MOST_ROLLBACKS = 3
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What training came to; accuracies are on the held-out training images, `log` has one entry per epoch."""
+    """The outcome of training; accuracies are on the held-out training images, `log` has one entry per epoch."""
 
     weights: Path
     epochs: int
@@ -51,6 +50,13 @@ class TrainResult:
     log: tuple[dict[str, Any], ...]
 
 
+class Accuracy(NamedTuple):
+    """Shares of the held-out images: classified correctly, and still so under the probe."""
+
+    clean: float
+    pgd: float
+
+
 def train(
     model: nn.Module,
     data: ImageData | tuple[Tensor, Tensor],
@@ -58,7 +64,7 @@ def train(
     *,
     out: str | Path,
     checkpoint_seconds: float = 180.0,
-    show: bool | None = None,
+    show_progress: bool | None = None,
 ) -> TrainResult:
     """Train `model` in place and write its final weights to `out`; the same call again resumes where it stopped.
 
@@ -69,11 +75,10 @@ def train(
     """
     data = as_data(data)
     with process_group(device_of(model)) as rank:
-        check_shares(config.batch_size, rank)
-        session = _open(model, data, config, Path(out), rank)
+        session = open_session(model, data, config, Path(out), rank)
         total = config.epochs * session.batches
         done = session.position.epoch * session.batches + session.position.batch
-        with progress(f"training ({config.method})", total, done=done, show=show) as step:
+        with progress(f"training ({config.method})", total, done=done, show=show_progress) as step:
             while session.position.epoch < config.epochs:
                 _run_epoch(session, checkpoint_seconds, step)
                 _end_epoch(session)
@@ -88,34 +93,28 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _open(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, rank: Rank) -> Session:
-    """A session at its start, or at the last checkpoint in `out`."""
-    order = rng.permutation(config.seed, len(data), stream="holdout")
-    train_ids = order[config.holdout :].sort().values[: config.limit]
-    if len(train_ids) < config.batch_size:
-        raise InputError(
-            f"the data must leave at least one batch of {config.batch_size} images after {config.holdout} are held "
-            f"out, but {len(train_ids)} of {len(data)} are left; lower batch_size or holdout"
-        )
-    claim(out, identity(config, model, data, rank), rank)
-    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this overload
-    images, labels = data.batch(order[: config.holdout].tolist())
-    held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
-    _check_classes(model, held_out[0][:1], data)
-    average = make_average(model, config)
-    optimizer = make_optimizer(model, config)
-    start = Position(attack_step=config.attack_step)
-    session = Session(config, model, average, optimizer, data, train_ids, held_out, rank, start, out)
-    if (out / CHECKPOINT).exists():
-        restore_(session)
-    return session
+def probe(model: nn.Module, images: Tensor, labels: Tensor, *, threat: Threat, seed: int) -> Accuracy:
+    """Clean and PGD-10 accuracy in eval mode; only correctly classified images are attacked."""
+    clean = robust = 0
+    with eval_mode(model):
+        for first in range(0, len(images), BATCH_SIZE):
+            x, y = images[first : first + BATCH_SIZE], labels[first : first + BATCH_SIZE]
+            ids = torch.arange(first, first + len(x), device=x.device)
+            right = ~is_fooled(model, x, y)
+            x, y, ids = x[right], y[right], ids[right]
+            x_adv = PROBE(model, x, y, threat=threat, seed=seed, sample_ids=ids)
+            clean += len(x)
+            robust += int((~is_fooled(model, x_adv, y)).sum()) if len(x) else 0
+    return Accuracy(clean / len(images), robust / len(images))
 
 
-def _check_classes(model: nn.Module, image: Tensor, data: ImageData) -> None:
-    with eval_mode(model), torch.no_grad():
-        known = model(image).shape[1]
-    if data.classes > known:
-        raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
+def has_collapsed(pgd: float, best: float) -> bool:
+    """Whether PGD accuracy dropped so far below `best` that it cannot be chance.
+
+    >>> has_collapsed(0.02, best=0.35), has_collapsed(0.30, best=0.35), has_collapsed(0.0, best=0.04)
+    (True, False, False)
+    """
+    return pgd < best / 2 and best - pgd > 0.05
 
 
 def _run_epoch(session: Session, checkpoint_seconds: float, step: Step) -> None:
@@ -151,7 +150,7 @@ def _end_epoch(session: Session) -> None:
         "raw_clean_accuracy": current.clean,
         "raw_pgd_accuracy": current.pgd,
         "lr": session.optimizer.param_groups[0]["lr"],
-        "attack_step": position.attack_step,
+        "attack_step_size": position.attack_step_size,
     }
     if config.attack_steps and has_collapsed(current.pgd, position.best_pgd):
         _roll_back(session, entry)
@@ -170,12 +169,12 @@ def _roll_back(session: Session, entry: dict[str, Any]) -> None:
     if lost.rollbacks == MOST_ROLLBACKS:
         raise TrainingError(
             f"the model collapsed {MOST_ROLLBACKS + 1} times (PGD accuracy {entry['raw_pgd_accuracy']:.3f} in epoch "
-            f"{lost.epoch + 1}); {session.out / GOOD} keeps the last good state. Take pgd-at or a smaller step"
+            f"{lost.epoch + 1}); {session.out / GOOD} keeps the last good state. Take pgd-at or a smaller step_size"
         )
     restore_(session, GOOD)
     position = session.position
     position.rollbacks, position.seconds = lost.rollbacks + 1, lost.seconds
-    position.attack_step = lost.attack_step * SHRINK
+    position.attack_step_size = lost.attack_step_size * SHRINK
     position.log = [*lost.log, {**entry, "event": "rollback", "seconds": round(lost.seconds, 3)}]
     save(session)
 
@@ -192,7 +191,8 @@ def _probe(session: Session, model: nn.Module) -> Accuracy:
 def _finish(session: Session) -> TrainResult:
     """Write the final weights and leave them in the caller's model, in eval mode."""
     position = session.position
-    session.model.load_state_dict(session.final.state_dict())
+    if session.average is not None:
+        session.model.load_state_dict(session.average.state_dict())
     session.model.eval()
     if session.rank.is_first:
         state = {name: tensor.cpu().contiguous() for name, tensor in session.model.state_dict().items()}

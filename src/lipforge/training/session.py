@@ -5,7 +5,6 @@ import hashlib
 import io
 import json
 import pickle
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipforge.batching import ImageData
-from lipforge.errors import RunError
+from lipforge import rng
+from lipforge.batching import ImageData, device_of
+from lipforge.errors import InputError, RunError
 from lipforge.ranks import Rank
-from lipforge.records import read_json, to_plain, write_json, write_whole
+from lipforge.records import read_json, to_builtins, write_json, write_whole
 from lipforge.runs.identity import data_identity, model_identity
 from lipforge.training.config import TrainConfig, check_same
+from lipforge.training.objectives import eval_mode, placed
 
 CHECKPOINT, GOOD, CONFIG, LOG, WEIGHTS = "checkpoint.pt", "good.pt", "config.json", "log.jsonl", "weights.safetensors"
 
@@ -27,7 +28,7 @@ CHECKPOINT, GOOD, CONFIG, LOG, WEIGHTS = "checkpoint.pt", "good.pt", "config.jso
 class Position:
     """How far training has come: whole epochs, batches of the current one, and what was seen in it."""
 
-    attack_step: float
+    attack_step_size: float
     epoch: int = 0
     batch: int = 0
     seconds: float = 0.0
@@ -58,10 +59,29 @@ class Session:
         """Batches per epoch; the images that do not fill the last one wait for the next epoch's order."""
         return len(self.train_ids) // self.config.batch_size
 
-    @property
-    def final(self) -> nn.Module:
-        """The model that training is for: the weight average, where there is one."""
-        return self.model if self.average is None else self.average
+
+def open_session(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, rank: Rank) -> Session:
+    """A session at its start, or at the last checkpoint in `out`."""
+    check_shares(config.batch_size, rank)
+    order = rng.permutation(config.seed, len(data), stream="holdout")
+    train_ids = order[config.holdout :].sort().values[: config.limit]
+    if len(train_ids) < config.batch_size:
+        raise InputError(
+            f"the data must leave at least one batch of {config.batch_size} images after {config.holdout} are held "
+            f"out, but {len(train_ids)} of {len(data)} are left; lower batch_size or holdout"
+        )
+    _claim(out, identity(config, model, data, rank), rank)
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this overload
+    images, labels = data.batch(order[: config.holdout].tolist())
+    held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
+    _check_classes(model, held_out[0][:1], data)
+    average = make_average(model, config)
+    optimizer = make_optimizer(model, config)
+    start = Position(attack_step_size=config.attack_step_size)
+    session = Session(config, model, average, optimizer, data, train_ids, held_out, rank, start, out)
+    if (out / CHECKPOINT).exists():
+        restore_(session)
+    return session
 
 
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
@@ -99,7 +119,7 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank)
     numbers = sum(tensor.numel() for tensor in tensors.values())
     start = model_identity(model)
     return {
-        **to_plain(config),
+        **to_builtins(config),
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
         # Mask, ratio and mode of a forged function are no tensors of a checkpoint; the printed form has them.
         "modules": start["printed"][:12],
@@ -109,7 +129,7 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank)
     }
 
 
-def claim(out: Path, wanted: dict[str, Any], rank: Rank) -> None:
+def _claim(out: Path, wanted: dict[str, Any], rank: Rank) -> None:
     """Record the settings in a new directory; in an old one refuse others than the recorded."""
     path = out / CONFIG
     if path.exists():
@@ -122,21 +142,18 @@ def save(session: Session, name: str = CHECKPOINT) -> None:
     """Write the session's state and its log; only the first process does."""
     if not session.rank.is_first:
         return
+    state = {
+        "format": 1,
+        "model": session.model.state_dict(),
+        "average": None if session.average is None else session.average.state_dict(),
+        "optimizer": session.optimizer.state_dict(),
+        "position": asdict(session.position),
+    }
     buffer = io.BytesIO()
-    average = None if session.average is None else session.average.state_dict()
-    torch.save(
-        {
-            "format": 1,
-            "model": session.model.state_dict(),
-            "average": average,
-            "optimizer": session.optimizer.state_dict(),
-            "position": asdict(session.position),
-        },
-        buffer,
-    )
+    torch.save(state, buffer)
     write_whole(session.out / name, buffer.getvalue())
-    lines: Sequence[str] = [json.dumps(entry, allow_nan=False) for entry in session.position.log]
-    write_whole(session.out / LOG, "".join(f"{line}\n" for line in lines).encode())
+    lines = (json.dumps(entry, allow_nan=False) + "\n" for entry in session.position.log)
+    write_whole(session.out / LOG, "".join(lines).encode())
 
 
 def restore_(session: Session, name: str = CHECKPOINT) -> None:
@@ -152,6 +169,19 @@ def restore_(session: Session, name: str = CHECKPOINT) -> None:
     except (RuntimeError, KeyError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:200]
         raise RunError(f"{path} cannot be read ({reason}); delete it to start this run anew") from error
+
+
+def check_shares(batch_size: int, rank: Rank) -> None:
+    """Raise if the processes cannot share a batch of that size equally."""
+    if batch_size % rank.count:
+        raise InputError(f"batch_size must be a multiple of the {rank.count} processes, got {batch_size}")
+
+
+def _check_classes(model: nn.Module, image: Tensor, data: ImageData) -> None:
+    with eval_mode(model), torch.no_grad():
+        known = model(image).shape[1]
+    if data.classes > known:
+        raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
 
 
 def _tensors(model: nn.Module) -> list[Tensor]:

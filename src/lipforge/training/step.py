@@ -1,18 +1,19 @@
-"""One step of training: augment, attack, differentiate, move the weights."""
+"""One step of training: augment, attack, differentiate, move the weights; the processes share each batch."""
 
 import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-from torch import Tensor
+import torch.distributed as dist
+from torch import Tensor, nn
 
 from lipforge.batching import device_of
 from lipforge.errors import TrainingError
-from lipforge.training.augment import augment
-from lipforge.training.awp import perturbed_weights
-from lipforge.training.objectives import Crafting, craft, objective
-from lipforge.training.schedule import eps_share, learning_rate
+from lipforge.ranks import Rank, joined
+from lipforge.training.config import eps_share, learning_rate
+from lipforge.training.objectives import augment, craft, objective, placed
 from lipforge.training.session import Session, update_average_
-from lipforge.training.workers import average_
 from lipforge.types import Threat
 
 
@@ -25,8 +26,8 @@ def optimize_(session: Session, ids: Tensor) -> tuple[float, float]:
         group["lr"] = learning_rate(config, (done + 1 / session.batches) / config.epochs)
     share = eps_share(config, done)
     threat = Threat(config.threat.norm, share * config.threat.eps) if share else None
-    now = Crafting(threat, position.attack_step, position.epoch)
-    x_adv = craft(model, x, y, ids.to(x.device), config=config, now=now)
+    epoch, step_size = position.epoch, position.attack_step_size
+    x_adv = craft(model, x, y, ids.to(x.device), config=config, threat=threat, step_size=step_size, epoch=epoch)
     loss, logits = _backward(session, x, x_adv, y)
     report = torch.stack([loss.detach(), (logits.argmax(dim=1) == y).float().mean()])
     _agree_and_check(session, report)
@@ -50,13 +51,13 @@ def _agree_and_check(session: Session, report: Tensor) -> None:
     config, model, position = session.config, session.model, session.position
     gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
     average_([*gradients, *(buffer for buffer in model.buffers() if buffer.is_floating_point()), report])
-    length = torch.linalg.vector_norm(torch.stack([gradient.norm() for gradient in gradients]))
+    length = torch.nn.utils.get_total_norm(gradients)
     if not math.isfinite(float(report[0] + length)):
         raise TrainingError(
             f"the loss or its gradient became NaN or infinite at batch {position.batch + 1} of epoch "
             f"{position.epoch + 1}; {session.out} keeps the last good checkpoint. A lower lr (now {config.lr}) helps"
         )
-    if config.clip:
+    if config.clip:  # not clip_grad_norm_, which divides by the length plus 1e-6
         shrink = (config.clip / length).clamp_max(1.0)
         for gradient in gradients:
             gradient.mul_(shrink)
@@ -66,18 +67,70 @@ def _backward(session: Session, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Te
     """Fill the parameters' gradients, at the worst weights nearby where AWP is on; the loss and the logits."""
     config, model = session.config, session.model
     session.optimizer.zero_grad(set_to_none=True)
-    if not config.awp or session.position.epoch < config.awp_after:
-        loss, logits = objective(model, x, x_adv, y, config=config)
-        loss.backward()  # type: ignore[no-untyped-call]  # torch declares no types here
-        return loss, logits
-    buffers = [buffer.clone() for buffer in model.buffers()]
-    proxy, _ = objective(model, x, x_adv, y, config=config)
-    with perturbed_weights(model, proxy, config.awp, buffers):
+    at_weights: AbstractContextManager[None] = nullcontext()
+    if config.awp and session.position.epoch >= config.awp_after:
+        buffers = [buffer.clone() for buffer in model.buffers()]
+        loss, _ = objective(model, x, x_adv, y, config=config)
+        at_weights = perturbed_weights(model, loss, config.awp, buffers)
+    with at_weights:
         loss, logits = objective(model, x, x_adv, y, config=config)
         loss.backward()  # type: ignore[no-untyped-call]  # torch declares no types here
     return loss, logits
 
 
-def placed(images: Tensor, device: torch.device) -> Tensor:
-    """The images on the device, in the layout that convolutions are fastest in."""
-    return images.to(device).contiguous(memory_format=torch.channels_last)
+@contextmanager
+def perturbed_weights(model: nn.Module, loss: Tensor, size: float, buffers: Sequence[Tensor]) -> Iterator[None]:
+    """The model at the weights that raise `loss` most, layer by layer; the old weights, bit for bit, after the block.
+
+    This is adversarial weight perturbation (Wu et al. 2020): the loss is minimised at the worst weights nearby.
+    Only tensors of two or more dimensions move: convolutions and matrices, not biases and norms. `buffers` are the
+    values the model's buffers had before `loss` was computed; they are put back, because that pass was only a probe.
+    """
+    weights = [weight for weight in model.parameters() if weight.requires_grad and weight.ndim > 1]
+    gradients = list(torch.autograd.grad(loss, weights))
+    average_(gradients)
+    kept = [weight.detach().clone() for weight in weights]
+    with torch.no_grad():
+        for buffer, value in zip(model.buffers(), buffers, strict=True):
+            buffer.copy_(value)
+        for weight, change in zip(weights, weight_perturbation(kept, gradients, size), strict=True):
+            weight.add_(change)
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for weight, value in zip(weights, kept, strict=True):
+                weight.copy_(value)
+
+
+def weight_perturbation(weights: Sequence[Tensor], gradients: Sequence[Tensor], size: float) -> list[Tensor]:
+    """One change per weight tensor: along its gradient, `size` times as long as the tensor itself."""
+    return [
+        gradient * (size * weight.norm() / gradient.norm().clamp_min(1e-12))
+        for weight, gradient in zip(weights, gradients, strict=True)
+    ]
+
+
+def share(indices: Tensor, rank: Rank) -> Tensor:
+    """This process's part of a batch: every `count`-th image, so that all parts are equally long."""
+    return indices[rank.index :: rank.count]
+
+
+@torch.no_grad()
+def average_(tensors: Sequence[Tensor]) -> None:
+    """Replace each tensor by its mean over all processes, in one exchange; nothing to do in a single process."""
+    if not joined() or not tensors:
+        return
+    flat = torch.cat([tensor.flatten() for tensor in tensors])
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    for tensor, mean in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+        tensor.copy_(mean.view_as(tensor))
+
+
+def agree(values: Sequence[float], device: torch.device) -> list[float]:
+    """The first process's numbers, in every process."""
+    shared = list(values)
+    if joined():
+        dist.broadcast_object_list(shared, src=0, device=device)
+    return shared

@@ -4,16 +4,11 @@ from collections.abc import Callable
 
 from lipforge.reports.blocks import Section
 from lipforge.reports.read import Run
-from lipforge.reports.sections.accuracy import accuracy
-from lipforge.reports.sections.attacks import cost, waterfall
-from lipforge.reports.sections.certified import certified
-from lipforge.reports.sections.layers import layers
-from lipforge.reports.sections.overview import about, compare_runs
-from lipforge.reports.sections.pictures import pictures
-from lipforge.reports.sections.provenance import provenance
-from lipforge.reports.sections.sweeps import sweeps
-from lipforge.reports.sections.tradeoff import tradeoff
-from lipforge.reports.sections.verdict import evidence, verdict
+from lipforge.reports.sections.accuracy import accuracy, cost, waterfall
+from lipforge.reports.sections.audit import evidence, verdict
+from lipforge.reports.sections.curves import certified, sweeps, tradeoff
+from lipforge.reports.sections.model import layers, pictures
+from lipforge.reports.sections.overview import about, compare_runs, provenance
 
 SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     verdict,

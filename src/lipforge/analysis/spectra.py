@@ -1,0 +1,160 @@
+"""Largest singular values of a layer under masks, bounds on them, and the slope of a whole network.
+
+A conv or linear layer is taken as the linear map it is, without its bias, at the input size it really has.
+
+Singular values come from the Lanczos method, for many masks of one layer at once. It spends the same products W^T W v
+as power iteration, but keeps the best answer of all of them: the top of the spectrum of a conv is crowded, and power
+iteration needs hundreds of products where this takes tens. Every value is a lower bound up to rounding, and comes with
+the residual |W^T W v - s^2 v|, relative to s^2: some eigenvalue lies within it. Only the largest value is wanted, so
+lost orthogonality does no harm (Paige 1980).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from lipforge import rng
+from lipforge.errors import InputError
+from lipforge.types import Classifier
+
+CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CHECK_EVERY = 5
+MOST_CLASSES = 100
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A linear map v -> W v on a batch of vectors, one operator for the whole batch.
+
+    `item_ndim` says how many of the last dimensions make one vector: 1 for a linear layer, which acts on every token
+    alone, and channels plus space for a conv.
+    """
+
+    apply: Callable[[Tensor], Tensor]
+    item_ndim: int
+
+    def gram(self, v: Tensor) -> Tensor:
+        """W^T W v. The adjoint is taken by autograd, so it is right for any stride, padding, group and dilation."""
+        with torch.enable_grad():
+            v = v.detach().requires_grad_()
+            out = self.apply(v)
+            (adjoint,) = torch.autograd.grad(out, v, out.detach())
+        return adjoint
+
+    def items(self, v: Tensor) -> Tensor:
+        """Any tensor of vectors (..., *item) as (M, *item)."""
+        return v.reshape(-1, *v.shape[v.ndim - self.item_ndim :])
+
+
+def is_linear(layer: nn.Module) -> bool:
+    """Whether `operator_of` takes this layer."""
+    return isinstance(layer, (nn.Linear, *CONVS))
+
+
+def operator_of(layer: nn.Module, *, absolute: bool = False) -> Operator:
+    """The conv or linear layer without its bias; `absolute` takes |W| for W."""
+    if not isinstance(layer, (nn.Linear, *CONVS)):
+        raise InputError(f"layer must be a conv or a linear layer, got {type(layer).__name__}")
+    weight = layer.weight.detach()
+    weight = weight.abs() if absolute else weight
+    if isinstance(layer, nn.Linear):
+        return Operator(lambda v: nn.functional.linear(v, weight), item_ndim=1)
+    conv = cast(nn.Conv2d, layer)
+    # torch's own method: it knows the padding modes (zeros, circular, reflect, replicate) and padding="same".
+    return Operator(lambda v: conv._conv_forward(v, weight, None), item_ndim=1 + conv.weight.ndim - 2)
+
+
+@dataclass(frozen=True)
+class Singular:
+    """The largest singular value (M,) of each masked operator, its relative residual (M,), and the products taken."""
+
+    values: Tensor
+    residuals: Tensor
+    steps: int
+
+
+@torch.no_grad()
+def largest_singular(
+    operator: Operator, keep: Tensor, *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
+) -> Singular:
+    """The largest singular values of W diag(keep), one for each item of `keep` (M, *item).
+
+    The start is random and the same for every item. It stops when every residual is at most `tolerance`, or after
+    `steps` products.
+    """
+    start = rng.normal(seed, torch.zeros(1, dtype=torch.int64), stream="lanczos", shape=keep.shape[1:])
+    # The mask of a start keeps it in the space where W diag(keep) can be large; elsewhere the map is 0.
+    v = _unit(start.to(keep) * keep)[0]
+    before, beta = torch.zeros_like(v), torch.zeros(len(keep), dtype=keep.dtype, device=keep.device)
+    alphas: list[Tensor] = []
+    betas: list[Tensor] = []
+    found = Singular(beta, beta, 0)
+    for step in range(1, steps + 1):
+        product = keep * operator.gram(keep * v) - _scaled(before, beta)
+        alphas.append((product * v).flatten(1).sum(dim=1))
+        following, beta = _unit(product - _scaled(v, alphas[-1]))
+        betas.append(beta)
+        before, v = v, following
+        if step % CHECK_EVERY == 0 or step == steps:
+            found = _ritz(torch.stack(alphas, dim=1), torch.stack(betas, dim=1))
+            if bool((found.residuals <= tolerance).all()):
+                break
+    return found
+
+
+@torch.no_grad()
+def gershgorin(absolute: Operator, keep: Tensor) -> Tensor:
+    """Upper bounds (M,) on the largest singular value of W diag(keep), one for each item of `keep` (M, *item) >= 0.
+
+    `absolute` is the operator of |W|. By Gershgorin every eigenvalue of A = W^T W is at most the largest row sum of
+    |A|, and |W^T W| <= |W|^T |W| entry by entry. The row sums of the right side are |W|^T |W| 1: two passes through
+    the layer with the absolute values of its weights, and no matrix. So the bound is valid, and at least as large as
+    Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most d * |W|^T |W| d.
+    """
+    sums: Tensor = keep * absolute.gram(keep)
+    return sums.flatten(1).amax(dim=1).sqrt()
+
+
+def jacobian_norms(classifier: Classifier, images: Tensor) -> Tensor | None:
+    """The largest singular value (N,) of d logits / d image at each image, exactly; None beyond 100 classes.
+
+    J J^T is as small as the number of classes, and its rows cost one backward pass per class.
+    """
+    x = images.detach().requires_grad_()
+    with torch.enable_grad():
+        logits = classifier(x)
+        classes = logits.shape[1]
+        if classes > MOST_CLASSES:
+            return None
+        rows = [
+            torch.autograd.grad(logits[:, k].sum(), x, retain_graph=k + 1 < classes)[0].flatten(1)
+            for k in range(classes)
+        ]
+    jacobian = torch.stack(rows, dim=1).double()
+    eigenvalues: Tensor = torch.linalg.eigvalsh(jacobian @ jacobian.mT)
+    return eigenvalues[:, -1].clamp(min=0).sqrt()
+
+
+def _ritz(alphas: Tensor, betas: Tensor) -> Singular:
+    """The largest eigenvalue of each tridiagonal matrix as a singular value, and its residual."""
+    matrix = torch.diag_embed(alphas.double())
+    off = betas[:, :-1].double()
+    matrix = matrix + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    values, vectors = torch.linalg.eigh(matrix)
+    top = values[:, -1].clamp(min=0)
+    residual = betas[:, -1].double() * vectors[:, -1, -1].abs()
+    relative = torch.where(top > 0, residual / torch.where(top > 0, top, 1.0), 0.0)
+    return Singular(top.sqrt(), relative, alphas.shape[1])
+
+
+def _unit(v: Tensor) -> tuple[Tensor, Tensor]:
+    """Each item divided by its norm, and the norm; an item that is 0 stays 0."""
+    norm = v.flatten(1).norm(dim=1)
+    return _scaled(v, torch.where(norm > 0, 1 / norm, 0.0)), norm
+
+
+def _scaled(v: Tensor, factor: Tensor) -> Tensor:
+    return v * factor.view(-1, *[1] * (v.ndim - 1))

@@ -1,0 +1,315 @@
+"""AutoAttack (Croce and Hein 2020), and `fast`, our own cascade, which is cheaper and never called AutoAttack.
+
+AutoAttack has the attacks, the order and the budgets of the reference, without its wasted work. What differs, and why:
+images leave inside every attack when they are broken; clean logits are computed once; FAB stops inside eps and asks the
+model once per step; random numbers depend on the image's id, not on the batch; Square's windows reach the last row and
+column and are drawn for each image by itself; APGD compares its first step with its start; a random model's logits are
+the mean over the EOT iterations, not the last of them.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast, get_args
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks import norms
+from lipforge.attacks.apgd import APGD, Schedule, TargetedAPGD, climb
+from lipforge.attacks.base import Attack, Cascade
+from lipforge.attacks.checks import PROBE, class_notes, model_notes
+from lipforge.attacks.fab import FAB
+from lipforge.attacks.folding import Precision, check_precision, prepare
+from lipforge.attacks.losses import margin, targeted_margin_loss, targets_by_distance
+from lipforge.attacks.queries import Prepared
+from lipforge.attacks.square import Square
+from lipforge.attacks.state import AttackState, toward
+from lipforge.errors import InputError
+from lipforge.results import Note
+from lipforge.types import Classifier, Norm
+
+Version = Literal["standard", "plus", "rand"]
+
+TARGETS = 9
+
+
+@dataclass(frozen=True)
+class AutoAttack(Attack):
+    """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings.
+
+    With `fold` it searches on a folded copy where there is one (see `prepare`), under autocast if `precision` says so,
+    made for each batch unless the model is `Prepared` already; the version "rand" does not fold.
+    """
+
+    name: ClassVar[str] = "autoattack"
+    version: str = "standard"
+    fold: bool = True
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        if self.version == "fast":
+            raise InputError(
+                "version must be one of standard, plus, rand, got 'fast': that cascade is called fast now; use fast(), "
+                "or --attack fast"
+            )
+        if self.version not in get_args(Version):
+            raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}")
+        _check_fold(self.fold, self.precision)
+
+    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
+        """The model with its folded copy, if this attack searches on one."""
+        return _prepared(model, images, self.precision) if self._folds() else model
+
+    def attack(self, state: AttackState) -> None:
+        """Check the model, run the cascade, and note what is suspicious."""
+        classes = state.clean_logits().shape[1]
+        state.notes += model_notes(state, random_expected=self.version == "rand")
+        if self.version != "rand" or classes < 3:
+            state.notes += class_notes(classes, targets=TARGETS)
+        if self.version == "standard":
+            state.notes += _fab_notes(state)
+        if self._folds():
+            state.fold(cast(Precision, self.precision))
+        cascade = self.cascade(classes, state.threat.norm)
+        cascade.attack(state)
+        attack_folded_only(state, cascade)
+
+    def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
+        """The attacks for a model with that many classes.
+
+        >>> [attack.name for attack in AutoAttack().cascade(10).attacks]
+        ['apgd', 'apgd-t', 'fab', 'square']
+        """
+        standard = standard_attacks(classes, norm)
+        dlr = "dlr" if classes >= 3 else "margin"
+        if self.version == "standard":
+            return Cascade(standard)
+        if self.version == "rand":
+            return Cascade((APGD(eot_iter=20), APGD(loss=dlr, eot_iter=20)))
+        norms.of(norm).require("to_hyperplane")
+        _, targeted, fab, square = standard
+        untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
+        return Cascade((*untargeted, square, targeted, fab))
+
+    def _folds(self) -> bool:
+        return self.fold and self.version != "rand"
+
+
+def autoattack(version: Version = "standard", *, fold: bool = True, precision: Precision = "float32") -> AutoAttack:
+    """AutoAttack in the version "standard", "plus" (more restarts) or "rand" (for models with random outputs)."""
+    return AutoAttack(version, fold, precision)
+
+
+def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
+    """APGD-CE, APGD-T, FAB-T and Square, with the losses and targets that a model with that many classes allows.
+
+    For l1, as in the reference, APGD-CE has five restarts and APGD-T five targets; FAB does not know l1 and is left
+    out.
+    """
+    if classes < 2:
+        raise InputError(f"the model must have at least 2 classes, got {classes}")
+    geometry, targets = norms.of(norm), min(TARGETS, classes - 1)
+    loss = "dlr" if classes >= 4 else "margin"
+    fab = (FAB(targets=targets),) if geometry.has("to_hyperplane") else ()
+    if geometry.sparse:
+        return APGD(restarts=5), TargetedAPGD(targets=min(5, targets), loss=loss), *fab, Square()
+    return APGD(), TargetedAPGD(targets=targets, loss=loss), *fab, Square()
+
+
+@dataclass(frozen=True)
+class Fast(Attack):
+    """Our own cascade, from cheap to dear, with a stopping rule; not AutoAttack, and never called so.
+
+    20 APGD steps on the margin, 20 toward each of the two nearest classes, then `Restarts` of 50 toward the same two,
+    on the images that its rule finds worth it; the others are in the result's `early_stopped`. A short Square then
+    looks for masked gradients, and suspicious images get the standard cascade. `fold` and `precision` are as in
+    AutoAttack.
+    """
+
+    name: ClassVar[str] = "fast"
+    fold: bool = True
+    precision: str = "float32"
+
+    def __post_init__(self) -> None:
+        _check_fold(self.fold, self.precision)
+
+    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
+        """The model with its folded copy, if this attack searches on one."""
+        return _prepared(model, images, self.precision) if self.fold else model
+
+    def attack(self, state: AttackState) -> None:
+        """Check the model, run the cascade, and note what is suspicious."""
+        classes = state.clean_logits().shape[1]
+        state.notes += model_notes(state)
+        if classes < 3:
+            state.notes += class_notes(classes, targets=TARGETS)
+        if self.fold:
+            state.fold(cast(Precision, self.precision))
+        cascade = self.cascade(classes)
+        cascade.attack(state)
+        attack_folded_only(state, cascade)
+
+    def cascade(self, classes: int) -> Cascade:
+        """The attacks for a model with that many classes."""
+        targets = min(2, classes - 1)
+        nearest = TargetedAPGD(steps=20, targets=targets, loss="margin", order="nearest")
+        return Cascade((APGD(steps=20, loss="margin"), nearest, Restarts(targets=targets), Escalate()))
+
+
+def fast(*, fold: bool = True, precision: Precision = "float32") -> Fast:
+    """Our own cascade of attacks, cheaper than AutoAttack: see `Fast`."""
+    return Fast(fold, precision)
+
+
+@dataclass(frozen=True)
+class Restarts(Attack):
+    """Rounds of targeted APGD from new starts toward the `targets` nearest classes, on the images worth a round.
+
+    The stopping rule, for each image by itself: let b be the smallest margin that anything has found for it, as a
+    share of its clean margin. Round r = 1, 2, ..., `rounds` is run if b is below `near` / 2^(r - 1), or if the round
+    before lowered b by at least `gain`. The image is early-stopped at the first round it does not get: budget goes to
+    the images that are close, twice as close for each further round, and to those that are still coming closer.
+    """
+
+    name: ClassVar[str] = "restarts"
+    steps: int = 50
+    targets: int = 2
+    rounds: int = 4
+    gain: float = 0.02
+    near: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.steps < 1 or self.targets < 1 or self.rounds < 1:
+            raise InputError(
+                f"steps, targets and rounds must be at least 1, got {self.steps}, {self.targets} and {self.rounds}"
+            )
+        if not (self.gain > 0 and self.near >= 0):
+            raise InputError(f"gain must be above 0 and near at least 0, got {self.gain} and {self.near}")
+
+    def attack(self, state: AttackState) -> None:
+        """Run the rounds; the state remembers which images were early-stopped before the last.
+
+        b never rises, so the rounds that it has earned an image are all going to be run: they are run side by side.
+        """
+        size = clean_margin(state).clamp_min(1e-12)
+        done, gained = torch.zeros_like(state.y), torch.zeros_like(size)
+        worth = state.robust()
+        while True:
+            earned = self._earned(state.margin[worth] / size[worth], done[worth], gained[worth])
+            more = earned > done[worth]
+            state.early_stopped[worth] = ~more & (earned < self.rounds)
+            worth, earned = worth[more], earned[more]
+            if len(worth) == 0:
+                return
+            with state.only(worth):
+                targets = torch.stack(targets_by_distance(state, self.targets), dim=1)
+            for part in _parts((earned - done[worth]) * targets.shape[1], len(state.x)):
+                at = worth[part]
+                gained[at] = self._side_by_side(state, at, targets[at], done[at], earned[part]) / size[at]
+            done[worth] = earned
+            worth = worth[~state.broken[worth]]
+
+    def _earned(self, left: Tensor, done: Tensor, gained: Tensor) -> Tensor:
+        """How many rounds (M,) images have earned, by what is left of their margin and what the last round gained."""
+        needed = self.near / 2.0 ** torch.arange(self.rounds, dtype=left.dtype, device=left.device)
+        earned = (left[:, None] < needed).sum(dim=1)
+        return torch.maximum(earned, done + (gained >= self.gain)).clamp_max(self.rounds)
+
+    def _side_by_side(self, state: AttackState, at: Tensor, targets: Tensor, done: Tensor, earned: Tensor) -> Tensor:
+        """Run rounds `done` (M,) to `earned` (M,) toward `targets` (M, T): what (M,) the last round gained."""
+        number = torch.arange(self.rounds, device=at.device)
+        image, number = ((number >= done[:, None]) & (number < earned[:, None])).nonzero().unbind(dim=1)
+        image, number = (each.repeat_interleave(targets.shape[1]) for each in (image, number))
+        rows, last = at[image], number == earned[image] - 1
+        branch = state.branch(rows)
+        aims = targets.repeat_interleave(earned - done, dim=0).flatten()
+        goal = toward(branch, targeted_margin_loss, aims)
+        climb(branch, goal, Schedule(self.steps, rho=0.75), stream="rounds", counter=number)
+        before = state.margin.scatter_reduce(0, rows[~last], branch.margin[~last], "amin")
+        state.merge(branch, rows)
+        return before[at] - state.margin[at]
+
+
+@dataclass(frozen=True)
+class Escalate(Attack):
+    """The standard cascade on every image that is still robust and on which the gradient attacks look suspicious.
+
+    Suspicious is an image with a gradient of exactly 0 somewhere, one on which the gradient attacks never lowered the
+    margin at all, and one on which a Square of `queries` queries gets lower than all of them did. One that broke only
+    on the folded copy goes through the standard cascade on the model itself.
+    """
+
+    name: ClassVar[str] = "escalate"
+    queries: int = 20
+
+    def __post_init__(self) -> None:
+        Square(queries=self.queries)
+
+    def attack(self, state: AttackState) -> None:
+        """Probe what is robust; escalate the suspicious images."""
+        by_gradient = state.margin.clone()
+        Square(queries=self.queries).attack(state)
+        state.close_stage(PROBE)
+        suspicious = state.zero_gradient | (by_gradient >= clean_margin(state)) | (state.margin < by_gradient)
+        standard = Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm))
+        searched = attack_folded_only(state, standard)
+        at = (suspicious & ~searched & ~state.broken).nonzero().squeeze(1)
+        if len(at) or searched.any():
+            state.notes += _fab_notes(state)
+        state.early_stopped[at] = False
+        if len(at):
+            text = "looked masked and went through the standard cascade"
+            state.notes.append(Note("escalated", text, len(at), len(state.x)))
+            with state.only(at):
+                standard.attack(state)
+
+
+def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:
+    """Attack the model itself on the robust images that broke on its folded copy only: which (N,) they were."""
+    folded_only = state.folded_only & ~state.broken & (state.folded is not state.model)
+    at = folded_only.nonzero().squeeze(1)
+    if len(at) == 0:
+        return folded_only
+    state.early_stopped[at] = False
+    text = "broke only on the model's folded copy and were attacked on the model itself"
+    state.notes.append(Note("folded_copy_only", text, len(at), len(state.x)))
+    folded, state.folded = state.folded, state.model
+    with state.only(at):
+        attack.attack(state)
+    state.folded = folded
+    state.folded_only[at] = False
+    return folded_only
+
+
+@torch.no_grad()
+def clean_margin(state: AttackState) -> Tensor:
+    """The margin (N,) of the clean images: above 0 where the model is right."""
+    return margin(state.clean_logits(), state.y)
+
+
+def _parts(runs: Tensor, most: int) -> list[Tensor]:
+    """The positions of `runs` (M,) in parts: up to `most` runs together, or one image that takes more by itself."""
+    parts: list[list[int]] = [[]]
+    room = most
+    for position, count in enumerate(runs.tolist()):
+        if count > room and parts[-1]:
+            parts.append([])
+            room = most
+        parts[-1].append(position)
+        room -= count
+    return [torch.tensor(part, device=runs.device) for part in parts]
+
+
+def _fab_notes(state: AttackState) -> list[Note]:
+    if state.norm.has("to_hyperplane"):
+        return []
+    return [Note("no_fab", f"fab does not know {state.norm.name} and was left out; the reference runs it")]
+
+
+def _prepared(model: Classifier, images: Tensor, precision: str) -> Classifier:
+    return model if isinstance(model, Prepared) else prepare(model, images, precision=cast(Precision, precision))
+
+
+def _check_fold(fold: bool, precision: str) -> None:
+    check_precision(precision)
+    if precision != "float32" and not fold:
+        raise InputError(f"precision {precision} is that of a folded copy; leave fold at true")

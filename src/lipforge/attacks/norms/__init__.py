@@ -1,0 +1,144 @@
+"""The geometry of a threat, one file per norm; nowhere else do norms differ.
+
+A new norm is a file `norms/<name>.py` with an object `NORM`, and its name in `lipforge.types.Norm`.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import ClassVar, cast, get_args
+
+import torch
+from torch import Tensor
+
+from lipforge import types
+from lipforge.errors import InputError
+
+
+@dataclass(frozen=True)
+class Norm:
+    """What attacks need to know about a norm. Images are (N, C, H, W), and changes are differences of images.
+
+    `order` is the p of the l_p norm. Three traits choose the form of an attack: `box` (the ball is a box, so Square
+    fills windows with its faces), `smooth` (the squared norm has a gradient, so CW can minimise it) and `sparse` (the
+    best changes are sparse, so APGD and Square take sparse steps). A norm may lack what `only_some` lists.
+    """
+
+    name: ClassVar[types.Norm]
+    order: ClassVar[float]
+    box: ClassVar[bool] = False
+    smooth: ClassVar[bool] = False
+    sparse: ClassVar[bool] = False
+    only_some: ClassVar[tuple[str, ...]] = ("steepest_step", "random_start", "to_hyperplane")
+
+    def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
+        """`x_adv` brought into the ball around `x` and into [0, 1]."""
+        raise NotImplementedError
+
+    def distance(self, change: Tensor) -> Tensor:
+        """The norm (N,) of a change."""
+        raise NotImplementedError
+
+    def dual_size(self, gradient: Tensor) -> Tensor:
+        """How much (N,) a linear function of that gradient rises over a ball of radius 1: its dual norm."""
+        raise NotImplementedError
+
+    def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
+        """The random numbers, in the shape of the images `like`, that `edge_start` scales to the ball."""
+        raise NotImplementedError
+
+    def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
+        """The change of norm `size` that raises a linear function of that gradient most; 0 where the gradient is 0."""
+        raise self.lacks("steepest_step")
+
+    def random_start(
+        self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int = 0
+    ) -> Tensor:
+        """A point uniform in the ball around `x`, clamped to [0, 1]."""
+        raise self.lacks("random_start")
+
+    def to_hyperplane(self, point: Tensor, normal: Tensor, excess: Tensor) -> Tensor:
+        """The smallest change (N, D) that takes `point` (N, D) onto a hyperplane without leaving [0, 1].
+
+        `normal` (N, D) is the hyperplane's normal w and `excess` (N,) is w.x - b at the point.
+        """
+        raise self.lacks("to_hyperplane")
+
+    def edge_start(
+        self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
+    ) -> Tensor:
+        """A random point at distance eps from `x`, clamped to [0, 1]."""
+        noise = self.noise(sample_ids, x, seed=seed, stream=stream, counter=counter)
+        return self.project(x + noise * (eps / self.distance(noise)[:, None, None, None].clamp_min(1e-12)), x, eps)
+
+    def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float) -> Tensor:
+        """`point` after a steepest step of norm `size`, projected."""
+        return self.project(point + self.steepest_step(gradient, size), x, eps)
+
+    def slack(self, eps: float) -> float:
+        """How many rounding errors of an entry the distance of a point on the edge may be off by, over 16."""
+        return 1.0
+
+    def inside(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
+        """Which images (N,) lie in [0, 1] and in the ball, up to the rounding of x + eps in the images' own dtype."""
+        slack = 16 * torch.finfo(x.dtype).eps * self.slack(eps)
+        in_range = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(dim=1)
+        return in_range & (self.distance(x_adv - x) <= eps + slack)
+
+    def has(self, operation: str) -> bool:
+        """Whether the norm has an operation of `only_some`."""
+        return getattr(type(self), operation) is not getattr(Norm, operation)
+
+    def require(self, *operations: str) -> None:
+        """Raise unless the norm has these operations."""
+        for operation in operations:
+            if not self.has(operation):
+                raise self.lacks(operation)
+
+    def lacks(self, operation: str) -> InputError:
+        """The error for an operation that this norm does not have."""
+        known = [name for name in get_args(types.Norm) if of(name).has(operation)]
+        return InputError(
+            f"this attack knows the norms {' and '.join(known)}, got {self.name}; "
+            f"apgd, apgd-t and square know {self.name}"
+        )
+
+
+def of(threat: types.Threat | str) -> Norm:
+    """The norm of a threat, or the norm of that name."""
+    return _load(threat if isinstance(threat, str) else threat.norm)
+
+
+@cache
+def _load(name: str) -> Norm:
+    if name not in get_args(types.Norm):
+        raise InputError(f"norm must be one of {', '.join(get_args(types.Norm))}, got {name!r}")
+    return cast(Norm, import_module(f"{__name__}.{name}").NORM)
+
+
+def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: Tensor) -> Tensor:
+    """`Norm.to_hyperplane` for a norm whose best change moves entry i by min(t `speed`_i, room_i).
+
+    room_i is the entry's distance to the box. The excess this removes, the sum of |w_i| min(t v_i, room_i), is concave
+    and piecewise linear in t. Newton's method from t = 0 never passes the solution, because a tangent lies above a
+    concave function, and ends on the right piece after as many steps as there are pieces at most; a few in practice,
+    since few entries reach the box. Where even the corner of the box is on the near side, the change goes to that
+    corner.
+    """
+    weight = normal.abs()
+    direction = -excess.sign()[:, None] * normal.sign()
+    # An entry that does not count does not move: it has no room.
+    room = torch.where(direction > 0, 1 - point, point) * (direction != 0)
+    gain, at_stop = weight * speed, weight * room
+    need = excess.abs()[:, None]
+    time = torch.zeros_like(need)
+    for _ in range(point.shape[1] + 1):
+        moving = time * speed < room
+        slope = (gain * moving).sum(dim=1, keepdim=True)
+        stopped = (at_stop * ~moving).sum(dim=1, keepdim=True)
+        later = torch.where(slope > 0, (need - stopped) / slope.clamp_min(1e-38), time)
+        if not (later > time).any():
+            break
+        time = torch.maximum(time, later)
+    # Where nothing moves any more the corner is reached, and a longer time changes nothing.
+    return direction * torch.minimum(time * speed, room)

@@ -1,0 +1,292 @@
+"""One attack on one batch: which images are still robust, what broke the others, and what each image has cost."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks import norms
+from lipforge.attacks.folding import CHECKED, Precision, folded_copy
+from lipforge.attacks.losses import Loss, TargetedLoss, margin
+from lipforge.attacks.queries import Prepared, check_labels, logits_of
+from lipforge.errors import InputError, ModelError
+from lipforge.results import MISCLASSIFIED, ROBUST, Note, Stage
+from lipforge.types import Classifier, Threat
+
+Goal = Callable[[Tensor, Tensor], Tensor]
+"""What an attack maximises: logits (M, K) and the positions (M,) of their images to one number per image (M,)."""
+
+
+@dataclass(frozen=True)
+class AttackResult:
+    """Images (N, C, H, W) inside the threat, which of them are broken, and what each has cost.
+
+    The image of one that is robust is the strongest point that was found for it: that with the smallest margin.
+
+    `outcome` says for each image "robust", "misclassified" (as it was given) or which attack broke it. `forwards` and
+    `backwards` (N,) count the passes each image went through. `early_stopped` (N,) are the robust images that `fast`
+    stopped attacking before its last round. `margin` (N,) is the smallest margin, z_y - max_{i != y} z_i, that any
+    point reached. `notes` are the reasons not to trust the result.
+    """
+
+    images: Tensor
+    broken: Tensor
+    forwards: Tensor
+    backwards: Tensor
+    early_stopped: Tensor
+    margin: Tensor
+    outcome: tuple[str, ...]
+    stages: tuple[Stage, ...]
+    notes: tuple[Note, ...]
+
+
+class Slope(NamedTuple):
+    """A goal's gradient with respect to the images, its value (M,), and the logits (M, K) it came from."""
+
+    gradient: Tensor
+    value: Tensor
+    logits: Tensor
+
+
+class AttackState:
+    """The images of one batch while attacks work on those that are still robust.
+
+    Attacks address images by their positions `at` (M,) in the batch, so that broken ones can leave at any time. All
+    passes through the model go through here, which is what makes the counts true. Attacks search on `folded`, which is
+    the model itself unless there is a folded copy; a success counts only once the model itself, asked again, is fooled.
+    """
+
+    def __init__(self, model: Classifier, x: Tensor, y: Tensor, *, threat: Threat, seed: int, sample_ids: Tensor):
+        self.prepared = isinstance(model, Prepared)
+        self.model: Classifier = model.original if isinstance(model, Prepared) else model
+        self.folded: Classifier = model.folded if isinstance(model, Prepared) else model
+        self.x, self.y, self.ids = x.detach(), y, sample_ids
+        self.threat, self.norm, self.eps, self.seed = threat, norms.of(threat), threat.eps, seed
+        self.images = x.detach().clone()
+        self.broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        self.backwards = torch.zeros_like(self.forwards)
+        self.zero_gradient = torch.zeros_like(self.broken)
+        self.early_stopped = torch.zeros_like(self.broken)
+        # Where the folded copy was fooled inside the threat and the model, asked again, was not.
+        self.folded_only = torch.zeros_like(self.broken)
+        # The smallest margin that any point inside the threat has reached.
+        self.margin = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        self.nearest: Tensor | None = None
+        self.outcome = [ROBUST] * len(x)
+        self.stages: list[Stage] = []
+        self.notes: list[Note] = []
+        self.watch: Callable[[str], None] | None = None
+        self._skipped = torch.zeros_like(self.broken)
+        self._clean: Tensor | None = None
+        self._origin: Tensor | None = None
+        self._closed = (0, 0, time.perf_counter())
+
+    def announce(self, attack: str) -> None:
+        """Tell whoever watches which attack is about to begin."""
+        if self.watch is not None:
+            self.watch(attack)
+
+    def fold(self, precision: Precision = "float32") -> None:
+        """Search on a folded copy from now on, unless the model came prepared; costs up to 3 forwards on a few."""
+        if self.folded is self.model and not self.prepared:
+            self.folded, passes = folded_copy(self.model, self.x, precision)
+            self.forwards[:CHECKED] += passes
+
+    def robust(self) -> Tensor:
+        """The positions of the images that no attack has broken yet, without those that are skipped."""
+        return (~(self.broken | self._skipped)).nonzero().squeeze(1)
+
+    @contextmanager
+    def only(self, at: Tensor) -> Iterator[None]:
+        """Skip all images but those at these positions."""
+        before, self._skipped = self._skipped, torch.ones_like(self._skipped)
+        self._skipped[at] = before[at]
+        try:
+            yield
+        finally:
+            self._skipped = before
+
+    def branch(self, at: Tensor) -> "AttackState":
+        """A state of its own for the images at these positions, each as often as it is named; `merge` brings it back.
+
+        Several runs on a few images then share their batches: a model is slow on one image at a time.
+        """
+        model = Prepared(self.model, self.folded)
+        branch = AttackState(model, self.x[at], self.y[at], threat=self.threat, seed=self.seed, sample_ids=self.ids[at])
+        branch._clean = self.clean_logits()[at]
+        branch._origin = at
+        return branch
+
+    def merge(self, branch: "AttackState", at: Tensor) -> None:
+        """Take in what a branch found for the images at these positions, and what it cost."""
+        self.forwards.index_add_(0, at, branch.forwards)
+        self.backwards.index_add_(0, at, branch.backwards)
+        self.zero_gradient[at[branch.zero_gradient]] = True
+        self.folded_only[at[branch.folded_only]] = True
+        self.notes += branch.notes
+        self.folded = branch.folded  # the model itself, if the folded copy failed there
+        stronger = branch.broken | (branch.margin < self.margin[at])
+        # One by one, so that of several points for one image the strongest is kept on every device.
+        for row in branch.margin.argsort(descending=True, stable=True).tolist():
+            if stronger[row] and not self.broken[at[row]]:
+                self.broken[at[row]] = branch.broken[row]
+                self.images[at[row]] = branch.images[row]
+        self.margin.scatter_reduce_(0, at, branch.margin, "amin")
+
+    def edge_start(self, at: Tensor, eps: float, *, stream: str, counter: int | Tensor) -> Tensor:
+        """A random point at distance eps from each image at these positions; `counter` may be one for each image."""
+        counter = counter[at] if isinstance(counter, Tensor) else counter
+        return self.norm.edge_start(
+            self.x[at], eps, seed=self.seed, sample_ids=self.ids[at], stream=stream, counter=counter
+        )
+
+    def clean_logits(self) -> Tensor:
+        """The logits (N, K) of the images as they were given, computed once; what they get wrong is not attacked."""
+        if self._clean is None:
+            with torch.no_grad():
+                self.use_clean_logits(logits_of(self.model, self.x, self.ids))
+            self.forwards += 1
+        assert self._clean is not None
+        return self._clean
+
+    def use_clean_logits(self, logits: Tensor) -> None:
+        """Take these (N, K) for the logits of the images as they were given."""
+        if logits.ndim != 2 or len(logits) != len(self.x):
+            raise InputError(f"clean_logits must be (N, K), one row per image, got {tuple(logits.shape)}")
+        check_labels(self.y, logits.shape[1])
+        self._clean = logits.detach().to(self.x.device)
+        self.margin = torch.minimum(self.margin, margin(self._clean, self.y).to(self.margin))
+        wrong = (self._clean.argmax(dim=1) != self.y) & ~self.broken
+        self.broken |= wrong
+        for position in wrong.nonzero().squeeze(1).tolist():
+            self.outcome[position] = MISCLASSIFIED
+
+    @torch.no_grad()
+    def logits(self, x_adv: Tensor, at: Tensor, *, eot_iter: int = 1) -> Tensor:
+        """The logits of `x_adv`, points for the images at these positions; the mean of `eot_iter` forwards."""
+        self.forwards[at] += eot_iter
+        passes = [self.ask(x_adv, at) for _ in range(eot_iter)]
+        return passes[0] if eot_iter == 1 else torch.stack(passes).mean(dim=0)
+
+    def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, eot_iter: int = 1) -> Slope:
+        """The goal's slope at `x_adv`, the mean over `eot_iter` passes where the model is random."""
+        passes = [self._slope(x_adv, at, goal) for _ in range(eot_iter)]
+        slope = passes[0]
+        if eot_iter > 1:
+            slope = Slope(*(torch.stack(part).mean(0) for part in zip(*passes, strict=True)))
+        self.zero_gradient[at] |= torch.linalg.vector_norm(slope.gradient.flatten(1), torch.inf, dim=1) == 0
+        return slope
+
+    def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
+        """Which of these images (M,) are still robust; the others are kept as they are here and leave.
+
+        Of an image that is robust, the point with the smallest margin so far is kept.
+        """
+        value = margin(logits, self.y[at]).to(self.margin)
+        robust = value > 0
+        all_robust = bool(robust.all())
+        if not all_robust:
+            rows = (~robust).nonzero().squeeze(1)
+            broken, value[rows] = self._confirm(x_adv[rows], at[rows])
+            robust[rows] = ~broken
+            self.broken[at[rows]] = broken
+        stronger = (value < self.margin[at]) | ~robust
+        self.images[at[stronger]] = x_adv[stronger]
+        self.margin[at] = torch.minimum(self.margin[at], value)
+        if self._origin is None or all_robust:
+            return robust
+        return robust & ~torch.isin(self._origin[at], self._origin[self.broken])
+
+    @torch.no_grad()
+    def ask_model(self) -> None:
+        """Show the model itself the strongest point of every robust image, if the search was on a folded copy.
+
+        A success on the folded copy is confirmed at once; this is for the points at which it was wrongly right.
+        """
+        at = (~self.broken).nonzero().squeeze(1)
+        if self.folded is self.model or len(at) == 0:
+            return
+        self.forwards[at] += 1
+        logits = logits_of(self.model, self.images[at], self.ids[at])
+        inside = self.norm.inside(self.images[at], self.x[at], self.eps)
+        self.broken[at] = (logits.argmax(dim=1) != self.y[at]) & inside
+        self.margin[at] = torch.minimum(self.margin[at], margin(logits, self.y[at]).to(self.margin))
+        if self.stages:  # it belongs to the last one, which is closed again
+            last = self.stages.pop()
+            forwards, backwards, now = self._closed
+            self._closed = (forwards - last.forwards, backwards - last.backwards, now - last.seconds)
+            self.close_stage(last.attack)
+
+    def close_stage(self, attack: str) -> None:
+        """Close a stage, if anything was asked since the last: note what it broke, and what it cost."""
+        for position in self.broken.nonzero().squeeze(1).tolist():
+            if self.outcome[position] == ROBUST:
+                self.outcome[position] = attack
+        forwards, backwards, now = int(self.forwards.sum()), int(self.backwards.sum()), time.perf_counter()
+        if not self.stages or forwards > self._closed[0]:
+            spent = (forwards - self._closed[0], backwards - self._closed[1], now - self._closed[2])
+            self.stages.append(Stage(attack, int((~self.broken).sum()), *spent))
+            self._closed = (forwards, backwards, now)
+
+    def result(self, attack: str) -> AttackResult:
+        """What there is to report; what belongs to no stage yet belongs to one with the name `attack`."""
+        self.close_stage(attack)
+        early_stopped = self.early_stopped & ~self.broken
+        tensors = (self.images, self.broken, self.forwards, self.backwards, early_stopped, self.margin)
+        return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
+
+    def ask(self, x_adv: Tensor, at: Tensor) -> Tensor:
+        """The checked logits of the folded copy, not counted: for attacks that count their passes themselves.
+
+        A folded copy whose logits are not finite, as happens in float16, is dropped for the model.
+        """
+        try:
+            logits = logits_of(self.folded, x_adv, self.ids[at])
+        except ModelError as error:
+            if self.folded is self.model:
+                raise
+            text = f"the folded copy was dropped: {error}; with precision float16, use bfloat16"
+            self.notes.append(Note("folded_copy_dropped", text))
+            self.folded = self.model
+            logits = logits_of(self.model, x_adv, self.ids[at])
+        if self._clean is None:
+            check_labels(self.y, logits.shape[1])
+        return logits
+
+    @torch.no_grad()
+    def _confirm(self, x_adv: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """Which images (M,) fool the model itself, in a batch of their own, inside the threat; and its margins (M,)."""
+        self.forwards[at] += 1
+        logits = logits_of(self.model, x_adv, self.ids[at])
+        again = logits.argmax(dim=1) != self.y[at]
+        self.folded_only[at] |= ~again
+        inside = self.norm.inside(x_adv, self.x[at], self.eps)
+        value = margin(logits, self.y[at]).to(self.margin)
+        return again & inside, torch.where(inside, value, torch.inf)  # what is outside is no point of the threat
+
+    def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
+        self.forwards[at] += 1
+        self.backwards[at] += 1
+        x_adv = x_adv.detach().requires_grad_()
+        with torch.enable_grad():
+            logits = self.ask(x_adv, at)
+            if not logits.requires_grad:
+                raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
+            value = goal(logits, at)
+            (gradient,) = torch.autograd.grad(value.sum(), x_adv)
+        return Slope(gradient, value.detach(), logits.detach())
+
+
+def away(state: AttackState, loss: Loss) -> Goal:
+    """The goal to leave the true class."""
+    return lambda logits, at: loss(logits, state.y[at])
+
+
+def toward(state: AttackState, loss: TargetedLoss, target: Tensor) -> Goal:
+    """The goal to reach the class `target` (N,) of each image of the batch."""
+    return lambda logits, at: loss(logits, state.y[at], target[at])

@@ -1,0 +1,50 @@
+"""One forward pass recorded from outside: every operator, the memory it read, and what it returned."""
+
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.hooks import RemovableHandle
+
+Watcher = Callable[[str, tuple[int, ...], Any], None]
+"""Called with the name of an operator, the distinct storages it read, and its output."""
+
+
+def record(model: nn.Module, image: Tensor, watcher: Watcher, hooks: Iterable[RemovableHandle] = ()) -> None:
+    """Run `model` on `image` without gradients, calling `watcher` after each operator; then remove the `hooks`."""
+    with ExitStack() as stack:
+        for hook in hooks:
+            stack.enter_context(hook)
+        with torch.no_grad(), _Recorder(watcher):
+            model(image)
+
+
+def storage(tensor: Tensor) -> int:
+    """The identity of the memory behind a tensor: writing into a view counts as writing into the whole."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (NotImplementedError, RuntimeError):  # sparse and opaque tensors have no storage, nor views
+        return id(tensor)
+
+
+def tensors(values: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts, in order."""
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    def __init__(self, watcher: Watcher) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # as above
+        self._watcher = watcher
+        self._alive: list[Tensor] = []  # a freed storage could be reused under the same address
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        read = tuple(dict.fromkeys(map(storage, tensors((args, kwargs)))))
+        output = func(*args, **(kwargs or {}))
+        self._alive += tensors(output)
+        self._watcher(func.overloadpacket.__name__, read, output)
+        return output

@@ -1,0 +1,352 @@
+"""AutoAttack and `fast`: attacks, budgets and notes, the stopping rule, and the escalation of suspicious images."""
+
+import pytest
+import torch
+
+from lipforge.attacks import (
+    APGD,
+    FAB,
+    PGD,
+    AutoAttack,
+    Cascade,
+    Escalate,
+    Prepared,
+    Restarts,
+    Square,
+    TargetedAPGD,
+    autoattack,
+    fast,
+    margin,
+    spelled,
+)
+from lipforge.attacks.apgd import Schedule, climb
+from lipforge.attacks.cascades import _parts, attack_folded_only
+from lipforge.attacks.losses import targeted_margin_loss, targets_by_distance
+from lipforge.attacks.state import AttackState, toward
+from lipforge.data import load_data
+from lipforge.errors import InputError
+from lipforge.models import load_model
+from lipforge.types import Threat
+from tests.attacks.oracles import linear_classes, small_images, small_net
+from tests.attacks.test_checks import Rounding
+
+THREAT = Threat("linf", 1e-4)  # nothing is broken
+
+
+def _run(attack, count=10):
+    model = small_net(classes=4)
+    x, y = small_images(model, count)
+    return attack.run(model, x, y, threat=THREAT)
+
+
+def test_an_image_far_from_the_boundary_gets_no_round_and_is_reported_as_early_stopped():
+    result = _run(Restarts(steps=5, rounds=4, near=0.5))
+    # At this eps every image keeps nearly all of its clean margin: the clean image is all that was looked at.
+    assert result.forwards.tolist() == [1] * 10
+    assert result.early_stopped.all()
+
+
+def test_every_round_asks_for_images_twice_as_near():
+    # b is close to 1 for all images: below 7 / 2^(r - 1) in the rounds 1, 2 and 3, and not in round 4.
+    result = _run(Restarts(steps=5, targets=2, rounds=5, gain=100.0, near=7.0))
+    # The clean image, the slope toward the 3 candidates, and 6 points toward each of 2 targets in 3 rounds
+    assert result.forwards.tolist() == [1 + 1 + 3 * 2 * 6] * 10
+    assert result.backwards.tolist() == [3 + 3 * 2 * 5] * 10
+    assert result.early_stopped.all()
+
+
+def test_images_that_keep_gaining_get_another_round_and_images_near_enough_get_every_round():
+    # The first round gains something from the clean image, however little; the second finds nothing new to speak of.
+    gaining = _run(Restarts(steps=5, targets=2, rounds=4, gain=1e-5, near=1.5))
+    assert (gaining.forwards >= 1 + 1 + 2 * 2 * 6).all()
+    near = _run(Restarts(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
+    assert near.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
+    assert not near.early_stopped.any()
+
+
+def _one_after_the_other(rounds, model, x, y, threat):
+    """The margin left of one image and the rounds it got, by the rule as the page words it, one round at a time."""
+    state = AttackState(model, x, y, threat=threat, seed=0, sample_ids=torch.tensor([0]))
+    size = float(margin(state.clean_logits(), y))
+    targets = targets_by_distance(state, rounds.targets)
+    left, gained = size, 0.0
+    for number in range(rounds.rounds):
+        if left / size >= rounds.near / 2**number and gained < rounds.gain:
+            return left, number
+        for target in targets:
+            climb(
+                state,
+                toward(state, targeted_margin_loss, target),
+                Schedule(rounds.steps, 0.75),
+                stream="rounds",
+                counter=number,
+            )
+        gained, left = (left - float(state.margin)) / size, float(state.margin)
+    return left, rounds.rounds
+
+
+@pytest.mark.parametrize(("near", "gain"), [(3.0, 100.0), (1.1, 0.02), (1.5, 0.005)])
+def test_rounds_side_by_side_find_what_rounds_one_after_the_other_find(near, gain):
+    model = small_net().double()
+    x, y = small_images(small_net(), 40)
+    x, threat, rounds = x.double(), Threat("linf", 0.004), Restarts(steps=6, rounds=4, near=near, gain=gain)
+    result = rounds.run(model, x, y, threat=threat, sample_ids=torch.zeros(40, dtype=torch.int64))
+    each = [_one_after_the_other(rounds, model, x[i : i + 1], y[i : i + 1], threat) for i in range(40)]
+    robust = ~result.broken
+    assert robust.sum() >= 10
+    assert len({count for _, count in each}) >= 3  # or the rule was not put to the test
+    expected, counts = torch.tensor([left for left, _ in each]).double(), torch.tensor([count for _, count in each])
+    assert torch.equal(expected <= 0, result.broken)
+    torch.testing.assert_close(result.margin[robust], expected[robust], rtol=0, atol=1e-6)
+    assert result.backwards[robust].tolist() == (torch.where(counts > 0, 3, 0) + counts * 2 * 6)[robust].tolist()
+    assert result.early_stopped[robust].tolist() == (counts < 4)[robust].tolist()
+
+
+def test_the_runs_on_an_image_that_is_broken_end_together():
+    model = small_net()
+    x, y = small_images(model, 30)
+    result = Restarts(steps=50, rounds=4, near=100.0).run(model, x, y, threat=Threat("linf", 0.012))
+    spent = result.backwards[result.broken] - 3  # the slopes toward the candidates
+    assert 5 < len(spent) < 30
+    assert (spent % 8 == 0).all()  # all eight runs ended after the same step
+    assert 8 < spent.max() < 8 * 50
+
+
+def test_an_image_gets_the_same_rounds_alone_and_among_many():
+    model = small_net().double()
+    x, y = small_images(small_net(), 24)
+    x, threat, rounds = x.double(), Threat("linf", 0.004), Restarts(steps=6, rounds=4, near=2.0)
+    together = rounds.run(model, x, y, threat=threat)
+    for i in (0, 7, 23):
+        alone = rounds.run(model, x[i : i + 1], y[i : i + 1], threat=threat, sample_ids=torch.tensor([i]))
+        assert int(alone.backwards) == int(together.backwards[i])
+        torch.testing.assert_close(alone.margin, together.margin[i : i + 1])
+
+
+def test_rounds_are_parted_so_that_a_batch_stays_a_batch():
+    assert [part.tolist() for part in _parts(torch.tensor([4, 4, 1, 3, 2]), 5)] == [[0], [1, 2], [3, 4]]
+    assert [part.tolist() for part in _parts(torch.tensor([2, 4, 2]), 4)] == [[0], [1], [2]]
+    assert [part.tolist() for part in _parts(torch.tensor([4, 1]), 1)] == [[0], [1]]
+    model = small_net()
+    x, y = small_images(model, 24)
+    sizes = []
+
+    def watched(images):
+        sizes.append(len(images))
+        return model(images)
+
+    Restarts(steps=3, rounds=4, near=100.0).run(watched, x, y, threat=THREAT)
+    assert max(sizes) == 24  # eight runs for each image: three images at a time
+
+
+def test_an_image_far_from_the_boundary_costs_what_the_page_says():
+    # float64: at this eps a margin changes by little more than float32 rounds, and the probe compares margins.
+    model = small_net(classes=10).double()
+    x, y = small_images(small_net(classes=10), 40)
+    result = fast(fold=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
+    assert result.early_stopped.all()
+    assert result.forwards[32:].tolist() == [86] * 8
+    assert result.backwards[32:].tolist() == [69] * 8
+    assert result.forwards[:32].tolist() == [86 + 2] * 32  # the checks of the model
+
+
+def test_an_image_that_is_broken_is_not_early_stopped():
+    model = small_net()
+    x, y = small_images(model, 40)
+    result = Restarts(steps=10, near=10.0).run(model, x, y, threat=Threat("linf", 0.01))
+    assert 5 < result.broken.sum() < 40
+    assert not (result.early_stopped & result.broken).any()
+
+
+def test_an_honest_model_is_probed_and_not_escalated():
+    result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20))))
+    assert [stage.attack for stage in result.stages] == ["clean", "apgd:steps=5,loss=margin", "probe"]
+    assert result.notes == ()
+    assert result.forwards.tolist() == [1 + 6 + 21] * 10
+
+
+@pytest.mark.slow
+def test_images_without_gradients_are_escalated_to_the_standard_cascade():
+    model = Rounding().eval()
+    x, _ = small_images(small_net(), 2)
+    y = model(x).argmax(dim=1)
+    result = Cascade((APGD(steps=5, loss="margin"), Escalate(queries=2))).run(model, x, y, threat=Threat("linf", 0.005))
+    names = [stage.attack for stage in result.stages]
+    assert names[:4] == ["clean", "apgd:steps=5,loss=margin", "probe", "apgd"]
+    assert names[-1] == "square"
+    assert any(note.kind == "escalated" for note in result.notes)
+
+
+def test_what_breaks_only_on_the_folded_copy_is_attacked_on_the_model_itself_and_noted():
+    model = small_net()
+    x, y = small_images(model, 6)
+    turned = Prepared(model, lambda images: -model(images))  # always fooled, and leads away from where the model is
+    assert not APGD(steps=20).run(turned, x, y, threat=Threat("linf", 0.1)).broken.any()
+    result = fast().run(turned, x, y, threat=Threat("linf", 0.1))
+    assert result.broken.all()
+    # Some of the others are broken by chance, at a random point that the folded copy was asked about.
+    (note,) = (note for note in result.notes if note.kind == "folded_copy_only")
+    assert note.count == result.outcome.count("apgd") > 2
+
+
+@pytest.mark.slow
+def test_a_real_model_behind_a_quantiser_is_escalated_and_broken_without_gradients():
+    robust = load_model("cifar10-resnet")
+    x, y = load_data("cifar10-sample").batch(range(8))
+    right = (robust(x).argmax(dim=1) == y).nonzero().squeeze(1)[:2]
+    x, y = x[right], y[right]
+
+    def quantised(images):
+        return robust((images * 31).round() / 31)  # a gradient of 0 wherever there is one
+
+    result = fast().run(quantised, x, y, threat=Threat("linf", "16/255"))
+    assert any("looked masked and went through the standard cascade" in str(note) for note in result.notes)
+    assert result.stages[-1].attack == "square"
+    assert result.broken.all()
+
+
+def test_an_attack_on_images_that_broke_on_the_copy_leaves_the_rest_alone():
+    model = small_net()
+    x, y = small_images(model, 6)
+    state = AttackState(Prepared(model, lambda images: 2 * model(images)), x, y, threat=THREAT, seed=0, sample_ids=y)
+    state.clean_logits()
+    folded, state.folded_only[2] = state.folded, True
+    assert attack_folded_only(state, PGD(steps=3)).tolist() == [False, False, True, False, False, False]
+    assert state.forwards.tolist() == [1, 1, 1 + 4, 1, 1, 1]
+    assert state.folded is folded
+    assert not attack_folded_only(state, PGD(steps=3)).any()
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "message"),
+    [
+        (Restarts, {"steps": 0}, "at least 1"),
+        (Restarts, {"rounds": 0}, "at least 1"),
+        (Restarts, {"gain": 0.0}, "gain must be above 0"),
+        (Escalate, {"queries": 0}, "queries and restarts"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(kind, settings, message):
+    with pytest.raises(InputError, match=message):
+        kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("attack", "expected"),
+    [
+        (autoattack("standard"), (APGD(), TargetedAPGD(), FAB(), Square())),
+        (
+            autoattack("plus"),
+            (
+                APGD(restarts=5),
+                APGD(loss="dlr", restarts=5),
+                FAB(targets=0, restarts=5),
+                Square(),
+                TargetedAPGD(),
+                FAB(),
+            ),
+        ),
+        (autoattack("rand"), (APGD(eot_iter=20), APGD(loss="dlr", eot_iter=20))),
+        (
+            fast(),
+            (
+                APGD(steps=20, loss="margin"),
+                TargetedAPGD(steps=20, targets=2, loss="margin", order="nearest"),
+                Restarts(),
+                Escalate(),
+            ),
+        ),
+    ],
+)
+def test_the_attacks_and_budgets_are_the_documented_ones(attack, expected):
+    assert attack.cascade(10).attacks == expected
+    assert (APGD().steps, TargetedAPGD().targets, FAB().steps, Square().queries) == (100, 9, 100, 5000)
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("attack", [autoattack(), fast()], ids=spelled)
+@pytest.mark.parametrize("classes", [2, 3, 4])
+def test_few_classes_are_attacked_exactly(classes, attack, norm):
+    model, x, y = linear_classes(classes, count=24)
+    distance = model.distance(x, y, norm)
+    # All images can be broken, some just so: none should be left for Square's 5,000 queries.
+    result = attack.run(model, x, y, threat=Threat(norm, 1.01 * float(distance.max())))
+    assert result.broken.all()
+    if attack == autoattack():
+        assert any(f"the model has {classes} classes" in note.text for note in result.notes)
+
+
+@pytest.mark.parametrize("attack", [autoattack(), fast()], ids=spelled)
+def test_l1_is_attacked_without_fab(attack):
+    model, x, y = linear_classes(5, count=24)
+    threat = Threat("l1", 1.2 * float(model.distance(x, y, "l1").max()))
+    result = attack.run(model, x, y, threat=threat)
+    assert result.broken.all()
+    assert any(note.kind == "no_fab" for note in result.notes) == (attack == autoattack())
+    names = [attack.name for attack in autoattack().cascade(10, "l1").attacks]
+    assert names == ["apgd", "apgd-t", "square"]
+    assert autoattack().cascade(10, "l1").attacks[:2] == (APGD(restarts=5), TargetedAPGD(targets=5))
+    with pytest.raises(InputError, match="linf and l2, got l1"):
+        autoattack("plus").run(model, x, y, threat=threat)
+
+
+def test_fast_says_that_it_escalated_without_fab_in_l1():
+    model = Rounding().eval()
+    x, _ = small_images(small_net(), 2)
+    y = model(x).argmax(dim=1)
+    result = Escalate(queries=1).run(model, x, y, threat=Threat("l1", 30.0))
+    assert any(note.kind == "escalated" for note in result.notes)
+    assert any(note.kind == "no_fab" for note in result.notes)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rand_and_plus_find_losses_that_fit_few_classes(classes):
+    losses = {attack.loss for attack in AutoAttack("rand").cascade(classes).attacks}  # type: ignore[attr-defined]
+    assert losses == {"ce", "margin" if classes == 2 else "dlr"}
+    plus = AutoAttack("plus").cascade(classes).attacks
+    assert plus[4] == TargetedAPGD(targets=classes - 1, loss="margin")
+
+
+@pytest.mark.slow
+def test_masked_gradients_are_noted_twice():
+    model = Rounding().eval()
+    x, y = small_images(small_net(), 6)
+    result = autoattack().run(model, x, y, threat=Threat("linf", 0.03))
+    assert any(note.kind == "zero_gradient" for note in result.notes)
+    assert any(note.kind == "square" for note in result.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.012), ("l2", 0.45)])
+def test_fast_leaves_as_many_as_the_gradient_attacks_of_standard_in_a_third_of_the_passes(fitted, norm, eps):
+    net, x, y = fitted
+    quick = fast().run(net, x, y, threat=Threat(norm, eps))
+    slow = Cascade((APGD(), TargetedAPGD())).run(net, x, y, threat=Threat(norm, eps))
+    assert 16 <= (~slow.broken).sum() <= 64
+    assert (~quick.broken).sum() <= (~slow.broken).sum() + 1
+    gradient_stages = quick.stages[1:4]
+    assert sum(stage.backwards for stage in gradient_stages) < 0.3 * int(slow.backwards.sum())
+
+
+def test_rand_averages_over_a_random_model_without_a_note():
+    net = small_net(classes=4)
+    x, y = small_images(net, 6)
+    generator = torch.Generator().manual_seed(0)
+
+    def noisy(images):
+        return net(images) + 0.01 * torch.randn(len(images), 4, generator=generator)
+
+    result = autoattack("rand").run(noisy, x, y, threat=Threat("linf", 0.06))
+    assert result.notes == ()
+    assert [stage.attack for stage in result.stages[:2]] == ["clean", "apgd:eot_iter=20"]
+    assert result.broken.sum() >= 3
+
+
+def test_a_model_with_one_class_and_an_unknown_version_are_refused():
+    with pytest.raises(InputError, match="at least 2 classes"):
+        AutoAttack().cascade(1)
+    with pytest.raises(InputError, match="one of standard, plus, rand, got 'best'"):
+        AutoAttack("best")
+    for old in (AutoAttack, autoattack):
+        with pytest.raises(InputError, match=r"called fast now; use fast\(\), or --attack fast"):
+            old("fast")  # type: ignore[arg-type]  # refused
