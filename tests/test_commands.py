@@ -118,7 +118,7 @@ def smaller(words: list[str]) -> list[str]:
         done += [] if "--data" in done else ["--data", f"cifar10{split}"]
         at = done.index("--data") + 1
         done[at] = re.sub(r"^cifar10(?=:|$)", "cifar10-sample", done[at]).replace("folder:/", "folder:")
-    if words[2].startswith(ZOO) and "--no-weights" not in words:
+    if any(word.startswith(ZOO) for word in words) and "--no-weights" not in words:
         done.append("--no-weights")
     return done
 
