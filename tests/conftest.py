@@ -1,6 +1,5 @@
-"""What every test gets: one thread count, and optional packages that import on a CPU build of torch."""
+"""What every test gets: the same examples, a clock of its own and torch's random state as it was."""
 
-import importlib.util
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,12 +11,6 @@ import lipforge.progress
 # No deadline: a busy machine must not fail a test. Derandomised: the same examples on every machine.
 settings.register_profile("lipforge", deadline=None, derandomize=True)
 settings.load_profile("lipforge")
-
-if importlib.util.find_spec("torchvision") is not None and "+cpu" in torch.__version__:
-    # PyPI's torchvision is a CUDA build; on a CPU torch its import fails on two missing operators.
-    _library = torch.library.Library("torchvision", "DEF")
-    _library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 
 
 @pytest.fixture(autouse=True)

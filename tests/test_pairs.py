@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from lipforge.batching import ImageData
+from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError
-from lipforge.pairs import as_data
 from tests.training.toys import toy_images
 
 

@@ -45,7 +45,7 @@ def test_leaving_flushes_what_was_printed_and_skips_the_teardown():
 
 
 def test_ranks_agree_on_a_name_that_ranks_before_them_did_not_have():
-    store = dist.HashStore()  # type: ignore[attr-defined]  # no stubs
+    store = dist.HashStore()
     store.set(f"lipforge-asks/{store.add('lipforge-asks', 1)}", "a rank that died while it waited")
     store.add("lipforge-asks", 1)  # and one that died before it could say its number
     names = []
@@ -59,4 +59,4 @@ def test_ranks_agree_on_a_name_that_ranks_before_them_did_not_have():
 @pytest.mark.parametrize("index", [0, 1])
 def test_ranks_that_do_not_arrive_are_not_waited_for_for_ever(index):
     with pytest.raises(RunError, match=r"not all of the 2 processes .* after 0\.05 s"):
-        meet(dist.HashStore(), index, 2, patience=0.05)  # type: ignore[attr-defined]  # no stubs
+        meet(dist.HashStore(), index, 2, patience=0.05)

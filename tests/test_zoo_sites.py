@@ -9,8 +9,8 @@ from torch import nn
 from lipforge.forge.calibrate import forge_
 from lipforge.forge.insert import forges
 from lipforge.forge.sites import find_sites
-from lipforge.models.load import load_model
-from lipforge.models.zoo import PAPER_MODELS, carried_masks
+from lipforge.models import carried_masks, load_model
+from tests.models.published import PAPER_MODELS
 
 pytestmark = [pytest.mark.zoo, pytest.mark.filterwarnings("ignore")]  # the packages warn about each other
 

@@ -75,7 +75,7 @@ def process_group(device: "torch.device") -> Iterator[Rank]:
             torch.cuda.set_device(device)
         index, count = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         store = open_store()
-        fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[attr-defined, arg-type]  # no stubs
+        fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[arg-type]  # no stubs
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=fresh, rank=index, world_size=count)
     try:
@@ -102,7 +102,7 @@ def open_store(*, join: bool = False) -> Store:
     import torch.distributed as dist
 
     hosted = join or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    store: Store = dist.TCPStore(  # type: ignore[attr-defined]  # torch has no stubs for its public stores
+    store: Store = dist.TCPStore(
         os.environ["MASTER_ADDR"],
         int(os.environ["MASTER_PORT"]),
         is_master=not hosted and os.environ["RANK"] == "0",

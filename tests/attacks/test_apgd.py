@@ -5,7 +5,7 @@ import torch
 
 from lipforge.attacks import APGD, TargetedAPGD, norms
 from lipforge.attacks.apgd import Ball, DenseClimbers, Schedule, phases
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.attacks.state import Slope
 from lipforge.errors import InputError
 from lipforge.types import Threat

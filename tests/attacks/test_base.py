@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, norms, spelled
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
 from tests.attacks.oracles import Counted, small_images, small_net

@@ -223,7 +223,7 @@ def test_an_attack_on_images_that_broke_on_the_copy_leaves_the_rest_alone():
         (Restarts, {"steps": 0}, "at least 1"),
         (Restarts, {"rounds": 0}, "at least 1"),
         (Restarts, {"gain": 0.0}, "gain must be above 0"),
-        (Escalate, {"queries": 0}, "queries and restarts"),
+        (Escalate, {"queries": 0}, "queries must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):

@@ -58,9 +58,9 @@ def test_a_robust_image_costs_one_forward_per_step(targets, walks, backwards):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"steps": 0}, "steps and restarts must be at least 1"),
-        ({"restarts": 0}, "steps and restarts must be at least 1"),
-        ({"targets": -1}, "targets at least 0"),
+        ({"steps": 0}, "steps must be at least 1, got 0"),
+        ({"restarts": 0}, "restarts must be at least 1, got 0"),
+        ({"targets": -1}, "targets must be at least 0, got -1"),
         ({"eta": 0.9}, "eta be at least 1"),
         ({"beta": 1.0}, "beta lie in"),
         ({"alpha_max": 1.0}, "alpha_max must lie in"),

@@ -17,8 +17,8 @@ from lipforge.attacks import (
     fast,
     prepare,
 )
-from lipforge.attacks.base import is_misclassified
 from lipforge.attacks.folding import direct_pairs, fold_
+from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
 from lipforge.models import load_model

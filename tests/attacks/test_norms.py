@@ -1,6 +1,9 @@
 """The geometry of each norm against brute force and general solvers, and as properties over random inputs."""
 
-from typing import get_args
+import sys
+from dataclasses import replace
+from types import ModuleType
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -10,9 +13,10 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from lipforge import rng
-from lipforge.attacks import norms
+from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Square, TargetedAPGD, fast, norms
 from lipforge.errors import InputError
 from lipforge.types import Norm, Threat
+from tests.attacks.oracles import small_images, small_net
 
 IDS = torch.arange(40)
 
@@ -186,7 +190,7 @@ def test_a_gradient_of_zero_moves_nothing_and_gives_no_nan(norm):
 
 
 def test_what_a_norm_lacks_names_the_norms_that_have_it():
-    with pytest.raises(InputError, match="linf and l2, got l1; apgd, apgd-t and square know l1"):
+    with pytest.raises(InputError, match="linf and l2, got l1; for l1 use fast, autoattack, apgd"):
         norms.of("l1").require("to_hyperplane")
     norms.of("l2").require("to_hyperplane", "steepest_step", "random_start")
 
@@ -198,3 +202,25 @@ def test_every_norm_of_a_threat_has_its_geometry_and_no_other_name_falls_through
         assert norm_of(images(3), name).tolist() == pytest.approx(geometry.distance(images(3)).tolist())
     with pytest.raises(InputError, match="norm must be one of linf, l2, l1, got 'l0'"):
         norms.of("l0")
+
+
+@pytest.mark.parametrize("like", ["linf", "l2", "l1"])
+def test_a_new_norm_is_one_module_and_one_name_and_every_attack_takes_it_at_its_word(like, monkeypatch):
+    """The geometry of a known norm under a new name: whatever looked at the name would do something else."""
+    model = small_net()
+    x, y = small_images(model, 12)
+    name = f"new_{like}"
+    module = ModuleType(f"lipforge.attacks.norms.{name}")
+    monkeypatch.setattr(module, "NORM", replace(norms.of(like), name=name), raising=False)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setattr("lipforge.types.Norm", Literal["linf", "l2", "l1", "new_linf", "new_l2", "new_l1"])
+    dense = (
+        () if like == "l1" else (FGSM(), PGD(steps=2), CW(steps=2), FAB(steps=2, restarts=2), FAB(steps=2, targets=0))
+    )
+    for attack in (APGD(steps=4), TargetedAPGD(steps=4, order="nearest"), Square(queries=4), fast(), *dense):
+        eps = {"linf": 0.02, "l2": 0.2, "l1": 1.0}[like]
+        threats: list[Any] = [like, name]
+        expected, found = (attack.run(model, x, y, threat=Threat(each, eps)) for each in threats)
+        assert torch.equal(found.images, expected.images), attack
+        assert found.outcome == expected.outcome, attack
+        assert torch.equal(found.forwards, expected.forwards), attack

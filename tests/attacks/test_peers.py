@@ -8,7 +8,7 @@ import torch
 from pyautoattack import AutoAttack, autopgd_base, fab_pt, square
 
 from lipforge.attacks import APGD, FAB, Square, TargetedAPGD, fast
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.types import Threat
 
 NORMS = {"linf": ("Linf", 0.012), "l2": ("L2", 0.45), "l1": ("L1", 6.0)}
@@ -63,7 +63,7 @@ def test_untargeted_fab_leaves_as_many_as_the_reference(fitted, norm):
 def test_square_leaves_as_many_as_the_reference(fitted, norm):
     eps = {"linf": 0.03, "l2": 1.5}[norm]  # without gradients it takes more
     peer = _peer(square.SquareAttack, fitted[0], norm, eps=eps, n_queries=300, resc_schedule=False)
-    # A random search: the two tools draw other squares, so a few images of 80 may fall to one of them only.
+    # A random search: the two tools draw other squares, so a few images of 80 may be broken by one of them only.
     _check(_robust(Square(queries=300), peer, fitted, norm), tolerance=4)
 
 

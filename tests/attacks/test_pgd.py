@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import FGSM, PGD, Refine, margin, norms, refine
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
 from tests.attacks.oracles import Counted, linear_oracle, small_images, small_net
@@ -51,7 +51,7 @@ def test_robust_images_take_the_same_path_as_in_foolbox(norm, peer):
     found = PGD(steps=10, random_start=False)(watched, x, y, threat=threat)
     assert 5 < success.sum() < 43
     torch.testing.assert_close(last[~success], expected[~success], rtol=0, atol=1e-6)
-    # foolbox goes on after success and may come back; we keep the first success.
+    # foolbox continues after success and may come back; we keep the first success.
     assert is_misclassified(model, found, y)[success].all()
 
 

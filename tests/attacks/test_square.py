@@ -115,8 +115,8 @@ def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"queries": 0}, "queries and restarts must be at least 1"),
-        ({"restarts": 0}, "queries and restarts must be at least 1"),
+        ({"queries": 0}, "queries must be at least 1, got 0"),
+        ({"restarts": 0}, "restarts must be at least 1, got 0"),
         ({"p_init": 0.0}, "p_init must lie in"),
     ],
 )

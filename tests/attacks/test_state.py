@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lipforge.attacks import APGD, PGD, Cascade, Prepared, Square, fast, margin
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.attacks.state import AttackState
 from lipforge.errors import InputError
 from lipforge.types import Threat

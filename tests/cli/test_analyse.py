@@ -8,7 +8,7 @@ from lipforge.data import load_data
 from lipforge.forge import forged, load_recipe
 from lipforge.models import load_model
 from lipforge.records import read_json
-from lipforge.runs import record
+from lipforge.results import record
 from lipforge.types import Threat
 
 SMALL = ("--data", "cifar10-sample", "--images", 4, "--spectral", 1, "--attack", "pgd:steps=2")

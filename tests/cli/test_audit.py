@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from lipforge.paper import check_table, load_paper
+from lipforge.results import VERDICTS
 
 IMAGES = ("--data", "cifar10-sample:test", "--limit", 2, "--eps", "1/255", "--device", "cpu")
 
@@ -74,7 +75,7 @@ def test_a_forged_model_is_audited_and_the_result_kept(run, tmp_path, spec):
 def test_two_models_are_audited_as_a_pair(run, spec):
     ended = run("audit", spec, spec, *IMAGES, "--json")
     found = json.loads(ended.out)
-    assert ended.code == {"real": 0, "no change": 0, "not real": 1, "harmful": 1, "undecided": 3}[found["verdict"]]
+    assert ended.code == VERDICTS[found["verdict"]].exit_code
     assert found["model"] == f"{spec} and {spec}"
     assert found["candidate_effort"]["backwards"] > 0 or found["clean"]["forged_accuracy"] == 0
 

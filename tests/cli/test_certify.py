@@ -5,12 +5,13 @@ import sys
 
 import pytest
 
-from lipforge.certify import certify
+from lipforge.certification import certify
 from lipforge.data import load_data
-from lipforge.evaluation.compare import paired
-from lipforge.forge import forged, load_recipe, plain
+from lipforge.forge import forged, load_recipe, plain, set_ratio_
 from lipforge.models import load_model
-from lipforge.records import read_json, to_plain
+from lipforge.records import read_json, to_builtins
+from lipforge.results import FORMAT
+from lipforge.statistics import paired
 
 SMALL = ("--data", "cifar10-sample", "--n0", 10, "--n", 60, "--alpha", 0.05, "--skip", 100)
 
@@ -24,7 +25,7 @@ def forged_model(run, model_file):
 
 
 def without_seconds(result):
-    return {name: value for name, value in to_plain(result).items() if name != "seconds"}
+    return {name: value for name, value in to_builtins(result).items() if name != "seconds"}
 
 
 def test_base_and_forged_have_the_numbers_of_the_library(run, forged_model):
@@ -35,7 +36,7 @@ def test_base_and_forged_have_the_numbers_of_the_library(run, forged_model):
     load_recipe("recipe.json").apply_(model)
     settings = {"n0": 10, "n": 60, "alpha": 0.05, "skip": 100, "model_name": forged_model}
     for one, view, label in zip(found, (plain(model), forged(model)), ("base", "forged"), strict=True):
-        assert (one.pop("kind"), one.pop("format")) == ("certify", 1)
+        assert (one.pop("kind"), one.pop("format")) == ("certify", FORMAT)
         expected = certify(view, load_data("cifar10-sample"), **settings, label=label)
         assert without_seconds(one) == without_seconds(expected)
 
@@ -74,6 +75,28 @@ def test_the_estimate_asks_for_little_and_writes_nothing(run, forged_model, tmp_
     assert "base: 500 images, 50,050,000 forward passes, about" in ended.out
     assert "in all about" in ended.out
     assert not (tmp_path / "r").exists()
+
+
+def test_the_estimate_as_json_is_one_object_with_a_cost_for_each_view(run, forged_model):
+    ended = run("certify", forged_model, "--recipe", "recipe.json", *SMALL, "--estimate", "--json")
+    printed = json.loads(ended.out)
+    assert [(cost["label"], cost["kind"]) for cost in printed["results"]] == [
+        ("base", "certify_cost"),
+        ("forged", "certify_cost"),
+    ]
+    assert printed["seconds"] == sum(cost["seconds"] for cost in printed["results"])
+
+
+def test_a_ratio_and_random_images_reach_the_library(run, forged_model):
+    given = ("--recipe", "recipe.json", "--ratio", "0.1", "--limit", 3, "--data-seed", 5)
+    ended = run("certify", forged_model, *SMALL[:-2], *given, "--json")
+    model = load_model(forged_model)
+    load_recipe("recipe.json").apply_(model)
+    set_ratio_(model, 0.1)
+    images = load_data("cifar10-sample", limit=3, seed=5)
+    expected = certify(forged(model), images, n0=10, n=60, alpha=0.05)
+    found = json.loads(ended.out)["results"][1]
+    assert found["images"] == to_builtins(expected.images)
 
 
 @pytest.mark.parametrize(

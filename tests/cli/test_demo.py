@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+import lipforge
 from lipforge.cli import demo
 from lipforge.cli.demo import Sizes
 from lipforge.data import load_data
@@ -21,7 +22,7 @@ def _no_download(monkeypatch):
             raise DataError("no CIFAR-10 here")
         return load_data(spec, **options)
 
-    monkeypatch.setattr(demo, "load_data", without_cifar10)
+    monkeypatch.setattr(lipforge, "load_data", without_cifar10)
     monkeypatch.setattr(demo, "SMALL", TINY)
 
 
@@ -30,7 +31,7 @@ def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run):
     ended = run("demo", "--out", tmp_path / "demo", "--json")
     result = json.loads(ended.out)
     assert ended.code == 0
-    assert "CIFAR-10 cannot be had here" in ended.err
+    assert "CIFAR-10 is not available here" in ended.err
     assert (result["kind"], result["count"], result["calibrated_on"], result["sites"]) == ("demo", 12, 300, 16)
     assert result["forged"] - result["base"] == pytest.approx(result["difference"]["difference"])
     assert load_recipe(tmp_path / "demo" / "recipe.json").images_seen == 300

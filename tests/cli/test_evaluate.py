@@ -3,13 +3,16 @@
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from lipforge.attacks import FGSM
+import lipforge
+from lipforge.attacks import FGSM, AutoAttack, Fast
 from lipforge.data import load_data
 from lipforge.evaluation import evaluate
 from lipforge.models import load_model
+from lipforge.results import RobustResult
 from lipforge.types import Threat
 from tests.schemas import problems
 
@@ -25,7 +28,7 @@ def recipe(run, model_file) -> str:
 
 def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
     ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "fgsm", "--json")
-    printed = json.loads(ended.out)
+    (printed,) = json.loads(ended.out)["results"]
     assert problems(printed, "robust") == []
     expected = evaluate(
         load_model("cifar10-resnet"),
@@ -58,7 +61,8 @@ def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
     ],
 )
 def test_the_schema_refuses_what_is_no_result(run, broken):
-    whole = json.loads(run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "fgsm", "--json").out)
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "fgsm", "--json")
+    (whole,) = json.loads(ended.out)["results"]
     assert problems(whole, "robust") == []
     assert problems({**whole, **broken}, "robust")
     assert problems({key: whole[key] for key in whole if key not in broken}, "robust") or "extra" in broken
@@ -73,7 +77,7 @@ def test_a_run_is_kept_resumed_and_refused_if_it_changes(run):
     assert len(written) == 3
     again = run(*arguments)
     assert again.out == first.out
-    assert again.err == "note: finished shards in kept: 3; those of the same work are taken over\n"
+    assert again.err == "note: resuming: 3 finished shards in kept; those of the same work are reused\n"
     assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written
     assert run(*arguments, "--data", "cifar10-sample:test").code == 0  # the same images by their other name
     assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written
@@ -102,7 +106,7 @@ def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
         ["base", "pgd:steps=2"],
         ["forged", "pgd:steps=2"],
     ]
-    assert len(re.findall("this is 24 images", ended.out)) == 2
+    assert len(re.findall("(fgsm|pgd:steps=2): .*n = 24", ended.out)) == 2
     names = sorted(path.stem for path in Path("kept/results").iterdir())
     assert names == [
         "base__fgsm__linf-1over255",
@@ -112,9 +116,62 @@ def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
     ]
 
 
-def test_plain_autoattack_is_the_fast_version_and_says_so(run):
-    ended = run("evaluate", "cifar10-resnet", "--data", "cifar10-sample", "--limit", 2, "--attack", "autoattack")
-    assert "autoattack:version=fast" in ended.out
+@pytest.mark.parametrize(
+    ("given", "attack"),
+    [([], Fast()), (["--attack", "fast"], Fast()), (["--attack", "autoattack"], AutoAttack())],
+    ids=["default", "fast", "autoattack"],
+)
+def test_the_default_is_fast_and_autoattack_is_autoattack(run, monkeypatch, given, attack):
+    attacks = []
+    evaluate = lipforge.evaluate
+
+    def watch(classifier, data, attack, *rest, **named):
+        attacks.append(attack)
+        return evaluate(classifier, data, FGSM(), *rest, **named)
+
+    monkeypatch.setattr(lipforge, "evaluate", watch)
+    assert run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, *given).code == 0
+    assert attacks == [attack]
+
+
+def test_fast_is_never_called_autoattack(run):
+    ended = run("evaluate", "cifar10-resnet", "--data", "cifar10-sample", "--limit", 2)
+    assert " fast " in ended.out
+    assert "autoattack" not in ended.out.lower()
+
+
+SETTINGS = {"--attack": "fgsm", "--eps": "1/255", "--batch-size": "8", "--run": "kept"}
+
+
+def evaluate_forged(spec: str, recipe: str) -> list[RobustResult]:
+    """What the command line does with SETTINGS, in Python."""
+    model = lipforge.load_model(spec)
+    lipforge.load_recipe(recipe).apply_(model)
+    lipforge.set_ratio_(model, 2**-4)
+    data, threat = lipforge.load_data("cifar10-sample", limit=24), Threat("linf", "1/255")
+    settings: dict[str, Any] = {"run": lipforge.RunDir.open("kept"), "batch_size": 8}
+    views = {"base": lipforge.plain(model), "forged": lipforge.forged(model)}
+    return [lipforge.evaluate(view, data, FGSM(), threat, label=label, **settings) for label, view in views.items()]
+
+
+def shards() -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in Path("kept").rglob("shards/*/0*.json")}
+
+
+@pytest.mark.parametrize("first", ["the command line", "Python"])
+def test_the_command_line_and_python_resume_each_other(run, model_file, recipe, first):
+    spec = f"{model_file}:build"
+    options = [part for pair in SETTINGS.items() for part in pair]
+    given = ("evaluate", spec, *SAMPLE, "--recipe", recipe, "--ratio", "2^-4", *options, "--json")
+    calls = [lambda: run(*given), lambda: evaluate_forged(spec, recipe)]
+    start, resume = calls if first == "the command line" else calls[::-1]
+    start()
+    written = shards()
+    assert len(written) == 6
+    resume()
+    assert shards() == written
+    printed = json.loads(run(*given).out)["results"]
+    assert [one["outcome"] for one in printed] == [list(one.outcome) for one in evaluate_forged(spec, recipe)]
 
 
 def test_images_are_kept_on_request(run):
@@ -128,13 +185,13 @@ def test_an_estimate_says_what_it_assumes(run):
     ended = run(*arguments, "--devices", 2)
     assert re.search(r"about .* of one device \[.* \.\. .*\], .* on 2 devices", ended.out)
     assert "assuming that" in ended.out
-    printed = json.loads(run(*arguments, "--json").out)
+    (printed,) = json.loads(run(*arguments, "--json").out)["results"]
     assert (printed["kind"], printed["count"], printed["probe"]) == ("estimate", 24, 4)
 
 
 WRONG = {
-    "need --recipe": ("--view", "forged"),
-    "are about a forged model": ("--ratio", "2^-7"),
+    "--view is about a forged model and needs --recipe": ("--view", "forged"),
+    "--ratio changes the ratio of a recipe; give one with --recipe": ("--ratio", "2^-7"),
     "--view must be one of plain, forged, straight_through, got 'sideways'": (
         "--recipe",
         "r.json",
@@ -142,6 +199,7 @@ WRONG = {
         "sideways",
     ),
     "attack must be one of": ("--attack", "hope"),
+    "fast": ("--attack", "autoattack:version=fast"),
     "needs --run": ("--save-images",),
     "the interval must be one of": ("--interval", "wald", "--attack", "fgsm"),
     "norm must be one of": ("--norm", "l0"),

@@ -66,8 +66,8 @@ def test_every_option_reaches_the_library(run, tmp_path, model_file, options, ke
     assert load_recipe(tmp_path / "deep" / "er" / "r.json") == expected
 
 
-def test_a_seed_draws_other_images(run, tmp_path, model_file):
-    run("forge", f"{model_file}:build", *SMALL, "--seed", 3)
+def test_a_data_seed_draws_other_images(run, tmp_path, model_file):
+    run("forge", f"{model_file}:build", *SMALL, "--data-seed", 3)
     expected = forge_(load_model(f"{model_file}:build"), load_data("cifar10-sample:train", limit=32, seed=3))
     assert load_recipe(tmp_path / "recipe.json") == expected
     assert expected.data == "cifar10-sample:train/random 32"

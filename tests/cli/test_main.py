@@ -7,7 +7,18 @@ import warnings
 
 import pytest
 
-COMMANDS = [["sites"], ["forge"], ["demo"], ["train"], ["data", "list"], ["data", "get"], ["data", "check"]]
+from lipforge.cli.main import COMMANDS as COMMAND_FUNCTIONS
+
+COMMANDS = [[command.__name__] for command in COMMAND_FUNCTIONS]
+COMMANDS += [["data", "list"], ["data", "get"], ["data", "check"]]
+HEAVY = """
+import sys
+from lipforge.cli.main import main
+try:
+    main()
+except SystemExit:
+    print(sorted({"torch", "numpy", "scipy", "matplotlib"} & set(sys.modules)))
+"""
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
@@ -18,11 +29,39 @@ def test_the_help_of_a_command_shows_an_example(run, command):
     assert "[bold]" not in ended.out
 
 
+@pytest.mark.parametrize(
+    "arguments", [["--version"], ["--help"], *([*command, "--help"] for command in COMMANDS)], ids=" ".join
+)
+def test_version_and_help_import_nothing_heavy(environment, arguments):
+    command = [sys.executable, "-c", HEAVY, *arguments]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert ended.stdout.splitlines()[-1] == "[]"
+
+
 def test_the_help_lists_the_commands_and_the_exit_codes(run):
     ended = run("-h")
     assert ended.code == 0
-    for command in ("sites", "forge", "data", "130 interrupted"):
+    for command in [*(command[0] for command in COMMANDS), "130 interrupted"]:
         assert command in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        (["evaluate", "cifar10-resnet", "--attack-seed", "3"], "there is no option --attack-seed; it is called --seed"),
+        (["audit", "cifar10-resnet", "--attack-seed=3"], "it is called --seed"),
+        (["transfer", "cifar10-resnet", "--push", "2"], "there is no option --push; it is called --refine"),
+        (["train", "--step", "2"], "there is no option --step; it is called --step-size"),
+        (["forge", "cifar10-resnet", "--seed", "2"], "there is no option --seed; it is called --data-seed"),
+    ],
+    ids=lambda value: value[-2] if isinstance(value, list) else "",
+)
+def test_an_option_that_was_renamed_says_its_new_name(run, arguments, new):
+    ended = run(*arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert new in ended.err
+    assert len(ended.err.splitlines()) == 1
 
 
 def test_the_version_is_printed(run):
@@ -120,7 +159,7 @@ def test_an_interrupt_ends_with_130_and_leaves_no_file(run, tmp_path, model_file
     model_file.write_text(model_file.read_text().replace("x = F.relu(self.stem(x))", stop))
     ended = run("forge", f"{model_file}:build", "--data", "cifar10-sample", "--out", "r.json")
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err.startswith("interrupted")
+    assert ended.err == "Interrupted. Finished work is saved; run the same command to resume.\n"
     assert "Traceback" not in ended.err
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 
@@ -144,7 +183,7 @@ def test_ctrl_c_during_calibration_ends_with_130_and_leaves_no_file(environment,
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
-    assert err.startswith("interrupted")
+    assert err == "Interrupted. Finished work is saved; run the same command to resume.\n"
     assert "Traceback" not in err
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 

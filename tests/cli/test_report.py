@@ -27,7 +27,7 @@ def test_two_runs_go_into_one_page(run, folder, tmp_path):
 def test_a_chosen_table_goes_to_stdout(run, folder):
     ended = run("report", folder, "--format", "markdown", "--table", "attacks")
     assert (ended.code, ended.err) == (0, "")
-    assert ended.out.startswith("**Images that each attack of autoattack took**")
+    assert ended.out.startswith("**Images that each attack of autoattack broke**")
     assert not (folder / "report.html").exists()
 
 

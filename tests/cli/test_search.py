@@ -6,12 +6,12 @@ from lipforge.attacks import PGD
 from lipforge.data import load_data
 from lipforge.forge import forge_, load_recipe, save_recipe
 from lipforge.models import load_model
-from lipforge.records import to_plain
-from lipforge.runs import record
-from lipforge.searching import choose_ratio
+from lipforge.records import to_builtins
+from lipforge.results import record
+from lipforge.search import choose_ratio
 from lipforge.types import Threat
 
-DATA = ("--data", "cifar10-sample", "--limit", 12, "--seed", 3)
+DATA = ("--data", "cifar10-sample", "--limit", 12, "--data-seed", 3)
 ATTACK = ("--attack", "pgd:steps=2", "--eps", "8/255")
 
 
@@ -41,14 +41,14 @@ def test_the_json_is_the_result_of_the_library(run, recipe):
         attack=PGD(steps=2),
         ratios=(2**-8, 2**-6),
     )
-    assert without_seconds(json.loads(ended.out)) == without_seconds(to_plain(record(expected)))
+    assert without_seconds(json.loads(ended.out)) == without_seconds(to_builtins(record(expected)))
 
 
 def test_the_table_the_reason_the_plot_the_recipe_and_the_run_are_there(run, recipe, tmp_path):
     files = ("--plot", "out/tradeoff.svg", "--out", "chosen.json", "--run", "runs/s")
-    ended = run("search", "cifar10-resnet", "--recipe", recipe, *DATA, *ATTACK, "--metric", "plain", *files)
+    ended = run("search", "cifar10-resnet", "--recipe", recipe, *DATA, *ATTACK, "--metric", "non-adaptive", *files)
     assert ended.code == 0, ended.err
-    assert "pgd:steps=2 linf 8/255, plain, cifar10-sample" in ended.out
+    assert "pgd:steps=2 linf 8/255, non-adaptive, cifar10-sample" in ended.out
     assert "chose " in ended.out
     for name in ("out/tradeoff.svg", "chosen.json", "runs/s/results/search.json"):
         assert f"wrote {name}" in ended.out
@@ -64,17 +64,17 @@ def test_the_table_the_reason_the_plot_the_recipe_and_the_run_are_there(run, rec
 
 
 def test_validation_images_of_the_set_that_calibrated_are_noted(run, recipe):
-    given = ("--data", "cifar10-sample:train", "--limit", 4, "--seed", 1, "--attack", "fgsm")
+    given = ("--data", "cifar10-sample:train", "--limit", 4, "--data-seed", 1, "--attack", "fgsm")
     ended = run("search", "cifar10-resnet", "--recipe", recipe, *given)
     assert ended.code == 0, ended.err
     words = " ".join(ended.err.split())
     assert "come from cifar10-sample:train/first 32 and the search uses cifar10-sample:train/random 4" in words
 
 
-def test_plain_autoattack_is_the_fast_one_as_in_evaluate(run, recipe):
-    given = ("--data", "cifar10-sample", "--limit", 2, "--attack", "autoattack", "--ratios", "2^-7", "--json")
+def test_the_default_attack_is_fast_as_in_evaluate(run, recipe):
+    given = ("--data", "cifar10-sample", "--limit", 2, "--ratios", "2^-7", "--json")
     ended = run("search", "cifar10-resnet", "--recipe", recipe, *given)
-    assert json.loads(ended.out)["attack"] == "autoattack:version=fast"
+    assert json.loads(ended.out)["attack"] == "fast"
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,8 @@ def test_plain_autoattack_is_the_fast_one_as_in_evaluate(run, recipe):
     [
         (["--plot", "tradeoff.gif"], "must be saved as .png, .svg or .pdf, got tradeoff.gif"),
         (["--ratios", "2^-8,much"], "ratios must be a number"),
-        (["--metric", "both"], "metric must be plain or union, got 'both'"),
+        (["--metric", "both"], "metric must be non-adaptive or union, got 'both'"),
+        (["--metric", "plain"], "metric must be non-adaptive or union, got 'plain'"),
         (["--stages", "--group", "layer1.*"], "--group or --stages, not both"),
         (["--attack", "nothing"], "attack must be one of"),
     ],

@@ -2,7 +2,7 @@ import json
 
 from lipforge.attacks import FGSM, PGD
 from lipforge.data import load_data
-from lipforge.evaluation.sweep import sweep
+from lipforge.evaluation import sweep
 from lipforge.models import load_model
 from lipforge.types import Threat
 from tests.cli.test_search import DATA, recipe
@@ -33,7 +33,7 @@ def test_the_table_has_a_line_per_view_and_attack_and_a_column_per_radius(run, r
     header = next(line for line in ended.out.splitlines() if "attack" in line and "clean" in line)
     assert "2/255" in header
     assert "8/255" in header
-    assert "carried over from smaller eps" in " ".join(ended.out.split())
+    assert "broken images carried over to larger eps" in " ".join(ended.out.split())
     (written,) = (tmp_path / "runs/w/results").glob("sweep__*.json")
     assert f"wrote runs/w/results/{written.name}" in ended.out
 

@@ -6,12 +6,12 @@ __all__ = ["recipe"]
 
 
 def test_both_directions_are_measured_and_kept(run, recipe, tmp_path):
-    given = ("transfer", "cifar10-resnet", "--recipe", recipe, *DATA, *ATTACK, "--push", 2, "--run", "runs/t")
+    given = ("transfer", "cifar10-resnet", "--recipe", recipe, *DATA, *ATTACK, "--refine", 2, "--run", "runs/t")
     ended = run(*given, "--json")
     assert ended.code == 0, ended.err
     there, back = json.loads(ended.out)["results"]
     assert (there["source"], there["target"], there["kind"]) == ("base", "forged", "transfer")
-    assert (back["source"], back["target"], back["push"]) == ("forged", "base", 2)
+    assert (back["source"], back["target"], back["refine"]) == ("forged", "base", 2)
     shown = run(*given)
     for name in ("base-to-forged", "forged-to-base"):
         assert f"wrote runs/t/results/transfer__{name}__pgd-steps=2__linf-8over255.json" in shown.out
@@ -20,7 +20,7 @@ def test_both_directions_are_measured_and_kept(run, recipe, tmp_path):
 
 
 def test_a_target_of_its_own_takes_the_place_of_a_recipe(run, model_file):
-    ended = run("transfer", "cifar10-resnet", f"{model_file}:build", *DATA, *ATTACK, "--push", 0, "--json")
+    ended = run("transfer", "cifar10-resnet", f"{model_file}:build", *DATA, *ATTACK, "--refine", 0, "--json")
     assert ended.code == 0, ended.err
     there, back = json.loads(ended.out)["results"]
     assert there["clean_accuracy"] == back["source_clean_accuracy"]

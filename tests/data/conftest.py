@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lipforge.errors import MissingExtraError
+from lipforge.models.packages import import_package
 from tests.data.made import photo
 
 
@@ -23,3 +25,12 @@ def imagenet_like(tmp_path_factory):
         folder.mkdir(exist_ok=True)
         Image.fromarray(photo(number, int(height), int(width))).save(folder / f"img_{number:04}.JPEG")
     return root
+
+
+@pytest.fixture(scope="session")
+def torchvision():
+    """torchvision as the zoo imports it, for comparisons."""
+    try:
+        return import_package("torchvision")
+    except MissingExtraError as error:
+        pytest.skip(str(error))

@@ -1,17 +1,19 @@
 """Small files in the published layouts, made for the tests with the tools that made the real ones."""
 
 import hashlib
+import http.server
 import io
 import json
 import pickle
 import struct
 import tarfile
+import threading
 
 import numpy as np
 from PIL import Image
 
 from lipforge.data.base import Bytes, Ints, content_digest
-from lipforge.data.cifar import read_batches, read_strips
+from lipforge.data.formats import read_batches, read_strips
 from lipforge.data.known import KnownSet, Layout
 
 CLASSES = ("ant", "bee", "cow")
@@ -106,3 +108,45 @@ class Toy:
             layouts=(self.python, self.npm),
             digests={"train": content_digest([self.train]), "test": content_digest([self.test])},
         )
+
+
+class Server:
+    """A real HTTP server on this machine: sends ranges if told to, and cuts the first `cuts` answers short."""
+
+    def __init__(self, content, *, ranges=True, cuts=0):
+        self.content, self.ranges, self.cuts, self.asked = content, ranges, cuts, []
+        outer = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self):
+                outer.answer(self)
+
+            def log_message(self, *_):
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/file"
+
+    def answer(self, request):
+        wanted = request.headers.get("Range")
+        self.asked.append(wanted)
+        first = int(wanted.removeprefix("bytes=").removesuffix("-")) if wanted and self.ranges else 0
+        if first >= len(self.content):
+            request.send_error(416)
+            return
+        part = self.content[first:]
+        request.send_response(206 if first else 200)
+        request.send_header("Content-Length", str(len(part)))
+        request.end_headers()
+        if self.cuts:
+            self.cuts -= 1
+            part = part[: len(part) // 3]
+        request.wfile.write(part)
+
+    def __enter__(self):
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.server.shutdown()
+        self.server.server_close()

@@ -76,7 +76,7 @@ def test_tensors_are_taken_too():
     [
         (BYTES, LABELS[:9], "10 images and 9 labels"),
         (BYTES[:0], LABELS[:0], "holds no image"),
-        (BYTES.astype(np.float32), LABELS, r"must lie in \[0, 1\] or be uint8.*divide bytes by 255"),
+        (BYTES.astype(np.float32), LABELS, r"mine: images must lie in \[0, 1\], got .*divide them by 255"),
         (np.full((2, 3, 4, 4), np.nan), [0, 1], r"must lie in \[0, 1\].*nan"),
         (BYTES.astype(np.int64), LABELS, "must be uint8, or floats"),
         (BYTES[0, 0], LABELS, "must have the shape"),
@@ -133,7 +133,7 @@ class Runs:
 def test_an_array_of_python_objects_is_refused_and_not_unpickled(tmp_path):
     objects = np.array([Runs(tmp_path / "ran")], dtype=object)
     np.savez(tmp_path / "a.npz", images=objects, labels=LABELS)
-    with pytest.raises(DataError, match=r"a\.npz cannot be read .*allow_pickle"):
+    with pytest.raises(DataError, match=r"a\.npz is not a readable NumPy file .*allow_pickle"):
         read_npz(tmp_path / "a.npz")
     assert not (tmp_path / "ran").exists()
 
@@ -142,7 +142,7 @@ def test_a_truncated_npz_is_reported_by_name(tmp_path):
     np.savez(tmp_path / "a.npz", images=BYTES, labels=LABELS)
     content = (tmp_path / "a.npz").read_bytes()
     (tmp_path / "a.npz").write_bytes(content[:500])
-    with pytest.raises(DataError, match=r"a\.npz cannot be read"):
+    with pytest.raises(DataError, match=r"a\.npz is not a readable NumPy file"):
         read_npz(tmp_path / "a.npz")
 
 

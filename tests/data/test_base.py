@@ -6,7 +6,7 @@ import torch
 
 from lipforge.batching import ImageData
 from lipforge.data import from_arrays
-from lipforge.data.base import check_indices, content_digest, position, stream, unit_range
+from lipforge.data.base import check_indices, content_digest, stream, unit_range
 from lipforge.errors import InputError
 
 
@@ -61,14 +61,22 @@ def test_no_indices_are_no_images():
     assert labels.shape == (0,)
 
 
-def test_position_counts_from_the_end_as_a_list_does():
-    assert [position(index, 3) for index in (0, 2, -1, -3)] == [0, 2, 2, 0]
+def three():
+    return from_arrays(np.zeros((3, 1, 4, 4)), [0, 1, 2])
+
+
+def test_an_index_counts_from_the_end_as_in_a_list():
+    assert [three()[index][1] for index in (0, 2, -1, -3)] == [0, 2, 2, 0]
 
 
 @pytest.mark.parametrize("index", [3, -4])
-def test_position_outside_the_set_is_an_index_error(index):
+def test_an_index_outside_the_set_is_an_index_error(index):
     with pytest.raises(IndexError, match="outside a set of 3 images"):
-        position(index, 3)
+        three()[index]
+
+
+def test_a_loop_over_a_set_ends_with_its_last_image():
+    assert [label for _, label in three()] == [0, 1, 2]
 
 
 def test_the_least_class_satisfies_the_protocol():

@@ -15,6 +15,7 @@ from lipforge.errors import DataError, InputError
 from tests.data.made import photo
 
 SMALL = FolderOptions(resize=40, crop=32, workers=0)
+UNCHANGED = FolderOptions(resize=None, crop=None, workers=0)
 
 
 @pytest.fixture
@@ -39,12 +40,11 @@ def test_a_folder_is_image_data_in_224_by_default(imagenet_like):
 
 
 @pytest.mark.zoo
-def test_a_folder_equals_torchvisions_image_folder(imagenet_like):
-    vision = pytest.importorskip("torchvision")
-    steps = vision.transforms
+def test_a_folder_equals_torchvisions_image_folder(imagenet_like, torchvision):
+    steps = torchvision.transforms
     bicubic = steps.InterpolationMode("bicubic")
     prepare = steps.Compose([steps.Resize(256, interpolation=bicubic), steps.CenterCrop(224), steps.ToTensor()])
-    peer = vision.datasets.ImageFolder(str(imagenet_like), prepare)
+    peer = torchvision.datasets.ImageFolder(str(imagenet_like), prepare)
     data = open_folder(imagenet_like)
     assert data.labels.tolist() == peer.targets
     images, labels = data.batch([0, 150, 299])
@@ -64,6 +64,11 @@ def test_a_view_of_a_folder_streams_in_its_own_order(imagenet_like):
     part = take(data, 70, seed=3)
     streamed = list(part.batches(32))
     assert torch.equal(torch.cat([images for images, _ in streamed]), data.batch(part.indices)[0])
+
+
+def test_no_indices_are_no_images(imagenet_like):
+    images, labels = open_folder(imagenet_like, SMALL).batch([])
+    assert (images.shape, labels.shape) == ((0, 3, 32, 32), (0,))
 
 
 def test_a_limit_draws_from_every_class(imagenet_like):
@@ -154,3 +159,39 @@ def test_streaming_takes_no_more_memory_for_six_times_the_images(imagenet_like):
     once, later = map(int, ran.stdout.split())
     # One batch of 25 floats is 15 MB, the whole folder 181 MB; ru_maxrss counts KiB.
     assert later - once < 15_000
+
+
+def save_image(path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", (8, 8), (10, 20, 30)).save(path)
+
+
+def test_train_and_val_share_one_numbering_of_classes(tmp_path):
+    for name in ("train/cat", "train/dog", "train/emu", "val/dog", "val/emu"):
+        save_image(tmp_path / name / "1.png")
+    data = load_data(f"folder:{tmp_path}", folder=UNCHANGED)
+    assert data.training is not None
+    assert data.class_names == data.training.class_names == ("cat", "dog", "emu")
+    assert [label for _, label in (data[index] for index in range(2))] == [1, 2]
+
+
+def test_postscript_in_an_image_folder_starts_no_program(tmp_path, monkeypatch):
+    save_image(tmp_path / "images/cat/1.png")
+    marker, fake = tmp_path / "was-run", tmp_path / "bin" / "gs"
+    fake.parent.mkdir()
+    fake.write_text(f"#!/bin/sh\n{shutil.which('touch')} {marker}\n")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent))
+    (tmp_path / "images/cat/2.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n%%EndComments\n")
+    data = load_data(f"folder:{tmp_path / 'images'}", folder=UNCHANGED)
+    with pytest.raises(DataError, match=r"2\.jpg"):
+        data.batch([0, 1])
+    assert not marker.exists()
+
+
+def test_a_file_listed_twice_is_refused(tmp_path):
+    save_image(tmp_path / "images/cat/1.png")
+    (tmp_path / "list.txt").write_text("cat/1.png\ncat/1.png\n")
+    options = FolderOptions(resize=None, crop=None, workers=0, files=str(tmp_path / "list.txt"))
+    with pytest.raises(DataError, match=r"lists cat/1\.png more than once"):
+        load_data(f"folder:{tmp_path / 'images'}", folder=options)

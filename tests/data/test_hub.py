@@ -7,7 +7,7 @@ from PIL import Image
 
 from lipforge.batching import ImageData
 from lipforge.data import from_hugging_face, load_data, split
-from lipforge.data.workers import Prepare
+from lipforge.data.images import Prepare
 from lipforge.errors import DataError, InputError, MissingExtraError
 from tests.data.made import CLASSES, photo
 

@@ -31,7 +31,14 @@ def test_sums_and_shares_are_over_all_shards():
 
 
 def test_a_result_prints_its_shares_attack_and_count():
-    about = {"label": "base", "model": "net", "data": "x", "attack": "apgd", "threat": "linf 8/255", "norm": "linf"}
+    about: dict[str, Any] = {
+        "label": "base",
+        "model": "net",
+        "data": "x",
+        "attack": "apgd",
+        "threat": "linf 8/255",
+        "norm": "linf",
+    }
     rest: dict[str, Any] = {"eps": 0.1, "seed": 0, "stages": (), "early_stopped": 0, "notes": ()}
     outcome = ("robust", "misclassified", "pgd", "robust", "pgd", "pgd")
     result = RobustResult(**about, **rest, **accuracies(outcome), outcome=outcome, **totals([]))

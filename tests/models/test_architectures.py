@@ -1,15 +1,27 @@
 """What all own architectures promise, whatever they are made of."""
 
 import copy
+import hashlib
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
-from lipforge.errors import InputError
+from lipforge.errors import InputError, WeightsError
 from lipforge.models import preact_resnet18, resnet, vit, wide_resnet
-from lipforge.models.architectures import EXAMPLES, build_architecture, is_architecture, parse_architecture
-from lipforge.models.wide_resnet import WideResNet
+from lipforge.models.architectures import (
+    EXAMPLES,
+    build_architecture,
+    bundled_names,
+    is_architecture,
+    load_bundled,
+    parse_architecture,
+    read_card,
+    suggest,
+)
+from lipforge.models.resnet import WideResNet
+from lipforge.records import write_json
 
 SMALL = {
     "resnet": lambda: resnet(8, 4, 7),
@@ -115,3 +127,68 @@ def test_a_count_must_be_a_positive_whole_number(value):
 def test_arguments_that_are_not_pairs_are_refused(text):
     with pytest.raises(InputError, match="key=value"):
         parse_architecture(f"resnet20:{text}")
+
+
+@pytest.fixture(name="shelf")
+def _shelf(tmp_path):
+    """A directory with one bundled model, made the way the real ones are."""
+    torch.manual_seed(3)
+    save_file(resnet(8, 2, 5).state_dict(), tmp_path / "tiny.safetensors")
+    digest = hashlib.sha256((tmp_path / "tiny.safetensors").read_bytes()).hexdigest()
+    card = {"architecture": "resnet8", "arguments": {"width": 2, "classes": 5}, "sha256": digest, "data": "none"}
+    write_json(tmp_path / "tiny.json", card)
+    return tmp_path
+
+
+def test_two_files_make_a_bundled_model(shelf):
+    torch.manual_seed(3)
+    expected = resnet(8, 2, 5)
+    assert bundled_names(shelf) == ["tiny"]
+    torch.testing.assert_close(load_bundled("tiny", shelf).state_dict(), expected.state_dict(), rtol=0, atol=0)
+
+
+def test_a_card_keeps_what_it_says_beyond_the_necessary(shelf):
+    assert read_card("tiny", shelf).about == {"data": "none"}
+
+
+def test_changed_weights_are_refused(shelf):
+    path = shelf / "tiny.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(WeightsError, match=r"tiny\.safetensors has SHA-256 .* changed or damaged"):
+        load_bundled("tiny", shelf)
+
+
+def test_missing_weights_are_reported_but_not_needed_for_the_architecture(shelf):
+    (shelf / "tiny.safetensors").unlink()
+    with pytest.raises(WeightsError, match="missing"):
+        load_bundled("tiny", shelf)
+    assert load_bundled("tiny", shelf, pretrained=False)(torch.zeros(1, 3, 32, 32)).shape == (1, 5)
+
+
+def test_a_card_without_checksum_is_refused(shelf):
+    write_json(shelf / "tiny.json", {"architecture": "resnet8", "arguments": {}})
+    with pytest.raises(WeightsError, match=r"tiny\.json lacks 'sha256'"):
+        load_bundled("tiny", shelf)
+
+
+def test_an_unknown_name_gets_the_nearest_one(shelf):
+    with pytest.raises(InputError, match="no bundled model 'tinny'; did you mean 'tiny'"):
+        load_bundled("tinny", shelf)
+
+
+def test_every_model_that_ships_loads_and_says_its_number_of_classes():
+    for name in bundled_names():
+        classes = read_card(name).arguments["classes"]
+        assert load_bundled(name).eval()(torch.zeros(1, 3, 32, 32)).shape == (1, classes), name
+
+
+def test_case_does_not_matter_and_the_true_spelling_comes_back():
+    assert suggest("WU2020adversarial", ["Wu2020Adversarial"]) == "; did you mean 'Wu2020Adversarial'?"
+
+
+def test_at_most_three_names_are_suggested_nearest_first():
+    told = suggest("resnet20", ["resnet21", "resnet2", "resnet22", "resnet23", "vgg"])
+    assert told.count("resnet") == 3
+    assert "vgg" not in told

@@ -5,9 +5,9 @@ import torch
 from scipy import stats
 
 from lipforge.attacks import PGD, parse_attack
-from lipforge.attacks.base import is_fooled
+from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
-from lipforge.models.cards import BUNDLED, bundled_names, load_bundled, read_card
+from lipforge.models.architectures import BUNDLED, bundled_names, load_bundled, read_card
 from lipforge.types import Threat
 
 IMAGES = 500
@@ -33,12 +33,12 @@ def test_the_cards_accuracies_agree_with_the_sample_of_test_images(name):
     accuracy = read_card(name).about["accuracy"]
     model = load_bundled(name).eval()
     x, y = load_data("cifar10-sample:test").batch(range(IMAGES))
-    right = ~is_fooled(model, x, y)
+    right = ~is_misclassified(model, x, y)
     # The sample was drawn without looking at any model, so the count is binomial around the card's share.
     assert stats.binomtest(int(right.sum()), IMAGES, accuracy["clean"]["share"]).pvalue > 0.001
     attack = parse_attack(accuracy["pgd20"]["attack"])
     assert attack == PGD(steps=20)
     chosen = torch.arange(ATTACKED)[right[:ATTACKED]]
     x_adv = attack(model, x[chosen], y[chosen], threat=Threat("linf", "8/255"), seed=0, sample_ids=chosen)
-    standing = int((~is_fooled(model, x_adv, y[chosen])).sum())
+    standing = int((~is_misclassified(model, x_adv, y[chosen])).sum())
     assert stats.binomtest(standing, ATTACKED, accuracy["pgd20"]["share"]).pvalue > 0.001

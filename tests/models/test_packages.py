@@ -111,15 +111,57 @@ def test_a_missing_package_names_the_extra(monkeypatch, package):
         import_package(package)
 
 
-def test_a_torchvision_for_another_torch_is_named_as_the_cause(tmp_path):
-    """A stand-in raises what the real mismatch raises: the installed pair may well be a match."""
+def run_fresh(code: str, *folders: Path) -> subprocess.CompletedProcess[str]:
+    """Run `code` in a new process that finds packages in `folders` first."""
+    path = ":".join(map(str, [*folders, Path(lipforge.__file__).parents[1]]))
+    return subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True)
+
+
+def test_a_torchvision_that_still_fails_is_named_as_the_cause(tmp_path):
+    """A fake raises what the real mismatch raises: the installed pair may well be a match."""
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')\n")
-    code = "from lipforge.models import load_model; load_model('torchvision:resnet18', pretrained=False)"
-    source = str(Path(lipforge.__file__).parents[1])
-    run = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": f"{tmp_path}:{source}"}, capture_output=True, text=True
-    )
+    run = run_fresh("from lipforge import load_model; load_model('torchvision:resnet18', pretrained=False)", tmp_path)
     assert "ModelError: torchvision cannot be imported: the installed torchvision was built for another" in run.stderr
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("before", ["", "import contextlib\nwith contextlib.suppress(Exception): import torchvision"])
+def test_timm_and_torchvision_import_in_a_fresh_process_whatever_torch_was_built_for(before):
+    names = "for name in ('timm', 'torchvision', 'torchvision'): print(import_package(name).__name__)"
+    run = run_fresh(f"{before}\nfrom lipforge.models.packages import import_package\n{names}")
+    assert run.stdout.split() == ["timm", "torchvision", "torchvision"], run.stderr
+
+
+# Like torchvision on a CPU build of torch: its import needs operators that it may or may not have.
+FAKE = """
+import torch
+{defined}
+for name in ("nms", "qnms"):
+    torch.library.register_fake(f"torchvision::{{name}}", lambda dets, scores, iou_threshold: scores)
+"""
+OPERATORS = """
+library = torch.library.Library("torchvision", "DEF")
+for name in ("nms", "qnms"):
+    library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    library.impl(name, lambda dets, scores, iou_threshold: scores + 1, "CPU")
+"""
+ASK = """
+import torch
+from lipforge.models import packages
+packages.import_package("torchvision")
+print(len(packages._declared), end=" ")
+try:
+    print(torch.ops.torchvision.nms(torch.zeros(1, 4), torch.zeros(1), 0.5).item())
+except NotImplementedError:
+    print("declared only")
+"""
+
+
+@pytest.mark.parametrize(("defined", "answer"), [(OPERATORS, "0 1.0\n"), ("", "1 declared only\n")])
+def test_missing_operators_are_declared_and_working_ones_left_alone(tmp_path, defined, answer):
+    (tmp_path / "torchvision.py").write_text(FAKE.format(defined=defined))
+    run = run_fresh(ASK, tmp_path)
+    assert run.stdout == answer, run.stderr
 
 
 def test_a_failed_download_names_the_address_and_leaves_nothing(tmp_path):
@@ -137,3 +179,12 @@ def test_a_download_is_checked_against_the_hash_in_its_name(tmp_path):
 
 def test_a_network_whose_package_has_no_translation_gets_none():
     assert layout_filter(nn.Linear(1, 1)) is None
+
+
+@pytest.mark.zoo
+@pytest.mark.filterwarnings("ignore")
+def test_weights_of_another_vit_are_refused_rather_than_resampled(tmp_path):
+    other = import_package("timm").create_model("vit_tiny_patch16_384", pretrained=False)
+    torch.save(other.state_dict(), tmp_path / "other.pt")
+    with pytest.raises(WeightsError, match="pos_embed"):
+        load_model("timm:vit_tiny_patch16_224", tmp_path / "other.pt")

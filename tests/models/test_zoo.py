@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.models import load_model, resnet
+from lipforge.models import carried_masks, load_model, resnet
 from lipforge.models.robustbench import find_entry
-from lipforge.models.zoo import MEAN_SPARSE_MODELS, PAPER_MODELS, carried_masks
+from tests.models.published import MEAN_SPARSE_MODELS, PAPER_MODELS
 
 OTHERS = (
     "robustbench:cifar10/Linf/Peng2023Robust",

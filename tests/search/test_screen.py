@@ -1,5 +1,5 @@
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,7 @@ def between(
     return Screening(made, attack, THREAT, 0, skip_above, recheck)
 
 
-def alone(views: dict[str, nn.Module], attack: Attack = ATTACK, threat: Threat = THREAT) -> Screening:
+def alone(views: Mapping[str, nn.Module], attack: Attack = ATTACK, threat: Threat = THREAT) -> Screening:
     return Screening((Candidate("a", views),), attack, threat, 0, None, 0.0)
 
 

@@ -2,5 +2,3 @@
 
 from lipforge.analysis.analyse import analyse
 from lipforge.results.analysis import Analysis, LayerReport, NetworkReport, ProductBound, Spread
-
-__all__ = ["Analysis", "LayerReport", "NetworkReport", "ProductBound", "Spread", "analyse"]

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.analysis.gather import Effort, SiteFigures, gains, observe, spread
-from lipforge.results.analysis import Analysis, NetworkReport, ProductBound
 from lipforge.analysis.spectra import jacobian_norms
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.forge import forged, forges, plain
 from lipforge.progress import progress
+from lipforge.results.analysis import Analysis, NetworkReport, ProductBound
 
 Attacker = Callable[[Tensor, Tensor], Tensor]
 """Images and labels to adversarial images of the same shape."""

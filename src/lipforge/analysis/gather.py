@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lipforge.results.analysis import LayerReport, Spread
 from lipforge.analysis.spectra import gershgorin, is_linear, largest_singular, operator_of
 from lipforge.forge import Forge
 from lipforge.forge.insert import CHILD
+from lipforge.results.analysis import LayerReport, Spread
 
 
 class Seen(NamedTuple):

@@ -10,7 +10,7 @@ from typing import ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from lipforge.attacks.base import Attack
+from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import find_loss, find_targeted_loss, targets_by_distance, targets_by_rank
 from lipforge.attacks.norms import Norm
 from lipforge.attacks.state import AttackState, Goal, Slope, away, toward
@@ -43,9 +43,8 @@ class APGD(Attack):
 
     def __post_init__(self) -> None:
         find_loss(self.loss)
-        _check(self.steps, self.restarts, self.rho)
-        if self.eot_iter < 1:
-            raise InputError(f"eot_iter must be at least 1, got {self.eot_iter}")
+        check_least(self, 1, "steps", "restarts", "eot_iter")
+        _check_rho(self.rho)
 
     def attack(self, state: AttackState) -> None:
         """Climb from each start until no image is robust."""
@@ -73,9 +72,8 @@ class TargetedAPGD(Attack):
 
     def __post_init__(self) -> None:
         find_targeted_loss(self.loss)
-        _check(self.steps, self.restarts, self.rho)
-        if self.targets < 1:
-            raise InputError(f"targets must be at least 1, got {self.targets}")
+        check_least(self, 1, "steps", "restarts", "targets")
+        _check_rho(self.rho)
         if self.order not in ("rank", "nearest"):
             raise InputError(f"order must be rank or nearest, got {self.order!r}")
 
@@ -308,8 +306,6 @@ def _choose(rows: Tensor, yes: Tensor, no: Tensor) -> Tensor:
     return torch.where(rows[:, None, None, None], yes, no)
 
 
-def _check(steps: int, restarts: int, rho: float) -> None:
-    if steps < 1 or restarts < 1:
-        raise InputError(f"steps and restarts must be at least 1, got {steps} and {restarts}")
+def _check_rho(rho: float) -> None:
     if not 0 < rho < 1:
         raise InputError(f"rho must lie between 0 and 1, got {rho}")

@@ -1,4 +1,4 @@
-"""What an attack is, and several of them one after the other."""
+"""What an attack is, and several of them in a row."""
 
 import dataclasses
 import warnings
@@ -9,24 +9,11 @@ from typing import Any, ClassVar, Protocol, cast
 from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes, square_notes
-from lipforge.attacks.queries import Prepared, check_labels, checked_ids, is_misclassified, logits_of
+from lipforge.attacks.queries import checked_ids
 from lipforge.attacks.state import AttackResult, AttackState
 from lipforge.errors import InputError
 from lipforge.results import merge_notes
 from lipforge.types import Classifier, Threat
-
-__all__ = [
-    "Attack",
-    "AttackResult",
-    "AttackWarning",
-    "Cascade",
-    "Prepared",
-    "check_labels",
-    "checked_ids",
-    "is_misclassified",
-    "logits_of",
-    "spelled",
-]
 
 
 class AttackWarning(UserWarning):
@@ -124,6 +111,13 @@ class Cascade(Attack):
             state.announce(spelled(attack))
             attack.attack(state)
             state.close_stage(spelled(attack))
+
+
+def check_least(attack: Attack, least: int, *names: str) -> None:
+    """Raise unless all of these settings are at least that."""
+    for name in names:
+        if getattr(attack, name) < least:
+            raise InputError(f"{name} must be at least {least}, got {getattr(attack, name)}")
 
 
 def spelled(attack: Attack) -> str:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lipforge.attacks import norms
 from lipforge.attacks.apgd import APGD, Schedule, TargetedAPGD, climb
-from lipforge.attacks.base import Attack, Cascade
+from lipforge.attacks.base import Attack, Cascade, check_least
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import Precision, check_precision, prepare
@@ -178,10 +178,7 @@ class Restarts(Attack):
     near: float = 0.15
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.targets < 1 or self.rounds < 1:
-            raise InputError(
-                f"steps, targets and rounds must be at least 1, got {self.steps}, {self.targets} and {self.rounds}"
-            )
+        check_least(self, 1, "steps", "targets", "rounds")
         if not (self.gain > 0 and self.near >= 0):
             raise InputError(f"gain must be above 0 and near at least 0, got {self.gain} and {self.near}")
 

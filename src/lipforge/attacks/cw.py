@@ -6,7 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lipforge.attacks.base import Attack
+from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import margin_loss
 from lipforge.attacks.pgd import PGD
 from lipforge.attacks.state import AttackState, away
@@ -35,8 +35,7 @@ class CW(Attack):
 
     def __post_init__(self) -> None:
         self._ascent()
-        if self.binary_search_steps < 1:
-            raise InputError(f"binary_search_steps must be at least 1, got {self.binary_search_steps}")
+        check_least(self, 1, "binary_search_steps")
         if not (self.initial_const > 0 and self.lr > 0):
             raise InputError(f"initial_const and lr must be above 0, got {self.initial_const} and {self.lr}")
 

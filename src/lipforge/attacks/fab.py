@@ -11,7 +11,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from lipforge.attacks.base import Attack
+from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import differences, targeted_margin_loss, targets_by_rank
 from lipforge.attacks.norms import Norm
 from lipforge.attacks.state import AttackState, toward
@@ -36,11 +36,8 @@ class FAB(Attack):
     beta: float = 0.9
 
     def __post_init__(self) -> None:
-        if self.steps < 1 or self.restarts < 1 or self.targets < 0:
-            raise InputError(
-                "steps and restarts must be at least 1 and targets at least 0, "
-                f"got {self.steps}, {self.restarts} and {self.targets}"
-            )
+        check_least(self, 1, "steps", "restarts")
+        check_least(self, 0, "targets")
         if not (0 <= self.alpha_max < 1 and self.eta >= 1 and 0 < self.beta < 1):
             raise InputError(
                 f"alpha_max must lie in [0, 1), eta be at least 1 and beta lie in (0, 1), "

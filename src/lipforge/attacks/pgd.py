@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks import norms
-from lipforge.attacks.base import Attack
+from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import find_loss, margin, margin_loss
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.state import AttackState, Goal, away
@@ -65,8 +65,7 @@ class PGD(Attack):
 
     def __post_init__(self) -> None:
         find_loss(self.loss)
-        if self.steps < 1 or self.restarts < 1:
-            raise InputError(f"steps and restarts must be at least 1, got {self.steps} and {self.restarts}")
+        check_least(self, 1, "steps", "restarts")
         if self.restarts > 1 and not self.random_start:
             raise InputError(
                 "restarts without a random start would all be the same; set random_start=true or restarts=1"

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lipforge import rng
-from lipforge.attacks.base import Attack
+from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import margin
 from lipforge.attacks.norms import Norm
 from lipforge.attacks.state import AttackState
@@ -38,8 +38,7 @@ class Square(Attack):
     rescale: bool = False
 
     def __post_init__(self) -> None:
-        if self.queries < 1 or self.restarts < 1:
-            raise InputError(f"queries and restarts must be at least 1, got {self.queries} and {self.restarts}")
+        check_least(self, 1, "queries", "restarts")
         if not 0 < self.p_init <= 1:
             raise InputError(f"p_init must lie in (0, 1], got {self.p_init}")
 

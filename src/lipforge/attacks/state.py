@@ -247,10 +247,10 @@ class AttackState:
         """
         try:
             logits = logits_of(self.folded, x_adv, self.ids[at])
-        except ModelError as error:
+        except ModelError:
             if self.folded is self.model:
                 raise
-            text = f"the folded copy was dropped: {error}; with precision float16, use bfloat16"
+            text = "the folded copy was dropped, as its logits were not finite; with precision float16, use bfloat16"
             self.notes.append(Note("folded_copy_dropped", text))
             self.folded = self.model
             logits = logits_of(self.model, x_adv, self.ids[at])

@@ -1,12 +1,15 @@
 """`lipforge data`: which data sets there are, getting one, checking one."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, results, table
-from lipforge.data import cache_folder, check_data, get_data, list_data
+from lipforge.cli.output import print_json, results, say, show_table
+
+if TYPE_CHECKING:
+    from lipforge.data import DataReport
 
 app = typer.Typer(help="List, get and check data sets.", no_args_is_help=True)
 
@@ -17,7 +20,9 @@ def list_command(json: options.Json = False) -> None:
 
     [bold]Example[/]: lipforge data list
     """
-    entries = list_data()
+    from lipforge.data import cache_folder
+
+    entries = lf.list_data()
     if json:
         print_json({"cache": str(cache_folder()), "data": entries})
         return
@@ -32,13 +37,13 @@ def list_command(json: options.Json = False) -> None:
         for entry in entries
         if entry.image is not None
     ]
-    columns = {"name": "left", "images": "left", "classes": "right", "size": "left", "ready": "left"}
-    results.print(table("By name (lipforge data get NAME makes one ready)", columns, rows))
+    columns = ["name", "images", ">classes", "size", "ready"]
+    show_table("By name (lipforge data get NAME makes one ready)", columns, rows)
     results.print("\nBy path:")
     for entry in entries:
         if entry.image is None:
-            results.print(f"  {entry.name:12s} {entry.holds}", soft_wrap=True)
-    results.print(f"\ncache: {cache_folder()} (set LIPFORGE_CACHE to move it)", soft_wrap=True)
+            say(f"  {entry.name:12s} {entry.holds}")
+    say(f"\ncache: {cache_folder()} (set LIPFORGE_CACHE to move it)")
 
 
 @app.command("get")
@@ -51,23 +56,22 @@ def get_command(
 
     [bold]Example[/]: lipforge data get cifar10 --root ~/datasets
     """
-    entry = get_data(name, root=root)
+    from lipforge.data import cache_folder
+
+    entry = lf.get_data(name, root=root)
     if json:
         print_json(entry)
         return
     counts = ", ".join(f"{count:,} {split}" for split, count in entry.counts.items())
-    results.print(f"{entry.name}: {counts} images are in {cache_folder()}", soft_wrap=True)
+    say(f"{entry.name}: {counts} images are in {cache_folder()}")
 
 
 @app.command("check")
+@options.command()
 def check_command(
     spec: Annotated[str, typer.Argument(help="A data set, such as cifar10:test or folder:PATH.", show_default=False)],
+    folder: options.ImageOptions,
     root: options.Root = None,
-    resize: options.Resize = 256,
-    crop: options.Crop = 224,
-    interpolation: options.Interpolation = "bicubic",
-    workers: options.Workers = None,
-    files: options.Files = None,
     json: options.Json = False,
 ) -> None:
     """Decode every image and report counts, classes, range, identity, and files that cannot be read.
@@ -76,23 +80,25 @@ def check_command(
 
     [bold]Example[/]: lipforge data check folder:/data/imagenet/val
     """
-    folder = options.folder_options(resize, crop, interpolation, "raise", workers, files)
-    report = check_data(spec, root=root, folder=folder if spec.startswith("folder:") else None)
+    report = lf.check_data(spec, root=root, folder=folder.for_data(spec))
     if json:
         print_json(report)
     else:
-        size = "x".join(map(str, report.image))
-        results.print(f"{report.name}: {report.count:,} images of {size}, values in [{report.low:g}, {report.high:g}]")
-        rows = [
-            [str(number), name, f"{count:,}"]
-            for number, (name, count) in enumerate(
-                zip(report.class_names or map(str, range(report.classes)), report.histogram, strict=False)
-            )
-        ]
-        shown = rows if len(rows) <= 20 else [*rows[:10], ["...", "...", "..."], *rows[-5:]]
-        results.print(table(f"{report.classes} classes", {"#": "right", "class": "left", "images": "right"}, shown))
-        results.print(f"digest {report.digest}")
-        for failure in report.unreadable:
-            results.print(f"unreadable: {failure}", soft_wrap=True)
+        _show(report)
     if report.unreadable:
         raise typer.Exit(2)
+
+
+def _show(report: "DataReport") -> None:
+    size = "x".join(map(str, report.image))
+    results.print(f"{report.name}: {report.count:,} images of {size}, values in [{report.low:g}, {report.high:g}]")
+    names = report.class_names or map(str, range(report.classes))
+    rows = [
+        [str(number), name, f"{count:,}"]
+        for number, (name, count) in enumerate(zip(names, report.histogram, strict=False))
+    ]
+    shown = rows if len(rows) <= 20 else [*rows[:10], ["...", "...", "..."], *rows[-5:]]
+    show_table(f"{report.classes} classes", [">#", "class", ">images"], shown)
+    results.print(f"digest {report.digest}")
+    for failure in report.unreadable:
+        say(f"unreadable: {failure}")

@@ -1,50 +1,34 @@
 """`lipforge forge`: calibrate a model and write its recipe."""
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
-import torch
 import typer
 
-from lipforge.batching import BATCH_SIZE, ImageData
+import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, ratio_text, results, table
-from lipforge.data.split import view
+from lipforge.cli.output import print_json, say_wrote, show_table
+from lipforge.cli.sites import note_masks
 from lipforge.errors import InputError
-from lipforge.forge import Recipe, forge_, parse_mask
-from lipforge.forge.masks import mask_to_dict
-from lipforge.forge.sites import DEFAULT_RULES
-from lipforge.models import carried_masks, load_model
-from lipforge.ranks import Rank, process_group
+from lipforge.ranks import Rank
+from lipforge.text import ratio_text
 from lipforge.types import parse_number
 
+if TYPE_CHECKING:
+    from lipforge.batching import ImageData
 
+
+@options.command(data="cifar10:train")
 def forge(
-    model: options.Model,
-    data: options.Data = "cifar10:train",
+    models: options.ModelOptions,
+    data: options.DataOptions,
+    where: options.SiteOptions,
     out: Annotated[str, typer.Option(help="Where to write the recipe.")] = "recipe.json",
     mask: options.Mask = "step",
     ratio: Annotated[str, typer.Option(help="Share of the bound below which activations are forged.")] = "2^-7",
-    limit: options.Limit = None,
-    seed: options.Seed = None,
     per_channel: Annotated[bool, typer.Option("--per-channel", help="One bound per channel.")] = False,
     quantile: Annotated[float | None, typer.Option(help="This quantile of |x| instead of the maximum.")] = None,
-    rule: options.Rules = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    weights: options.Weights = None,
-    weights_dir: options.WeightsDir = None,
-    no_weights: options.NoWeights = False,
-    classes: options.Classes = None,
-    root: options.Root = None,
-    batch_size: options.BatchSize = BATCH_SIZE,
-    device: options.Device = "auto",
-    resize: options.Resize = 256,
-    crop: options.Crop = 224,
-    interpolation: options.Interpolation = "bicubic",
-    on_error: options.OnError = "raise",
-    workers: options.Workers = None,
-    files: options.Files = None,
+    batch_size: options.BatchSize = 128,
     json: options.Json = False,
 ) -> None:
     """Find the sites of a model, calibrate them in one pass over data, and write the recipe.
@@ -58,27 +42,21 @@ def forge(
 
     torchrun --nproc-per-node 8 -m -- lipforge forge my_model.py:build --data cifar10:train
     """
+    from lipforge.forge import parse_mask
+    from lipforge.models import carried_masks
+
     chosen_mask, chosen_ratio = parse_mask(mask), parse_number(ratio, name="ratio")
     options.check_out(out)
-    where = options.pick_device(device)
-    with process_group(where) as rank:
-        folder = options.folder_options(resize, crop, interpolation, on_error, workers, files)
-        images = options.open_data(data, limit, seed, root, folder)
-        loaded = load_model(model, weights, weights_dir=weights_dir, pretrained=not no_weights, classes=classes).to(
-            where
-        )
-        masks = carried_masks(loaded)
-        if masks and rank.is_first:
-            note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")
+    with options.session(models, data) as (rank, images, model, _):
+        if rank.is_first:
+            note_masks(carried_masks(model))
         started = time.perf_counter()
-        recipe = forge_(
-            loaded,
+        recipe = lf.forge_(
+            model,
             _share(images, rank),
             mask=chosen_mask,
             ratio=chosen_ratio,
-            rules=rule or DEFAULT_RULES,
-            include=include or (),
-            exclude=exclude or (),
+            **where.chosen,
             per_channel=per_channel,
             quantile=quantile,
             batch_size=batch_size,
@@ -87,10 +65,12 @@ def forge(
         )
         if rank.is_first:
             recipe.save(out)
-            _report(model, recipe, out, time.perf_counter() - started, json)
+            _report(models.model, recipe, out, time.perf_counter() - started, json)
 
 
-def _share(images: ImageData, rank: Rank) -> ImageData:
+def _share(images: "ImageData", rank: Rank) -> "ImageData":
+    from lipforge.data.split import view
+
     if rank.count == 1:
         return images
     if len(images) < rank.count:
@@ -98,20 +78,25 @@ def _share(images: ImageData, rank: Rank) -> ImageData:
     return view(images, rank.share(len(images)), name=images.name)
 
 
-def _report(model: str, recipe: Recipe, out: str, seconds: float, json: bool) -> None:
+def _report(model: str, recipe: "lf.Recipe", out: str, seconds: float, json: bool) -> None:
     if json:
+        from lipforge.forge.masks import mask_to_dict
+
         fields = {**vars(recipe), "mask": mask_to_dict(recipe.mask)}
         print_json({"model": model, "out": out, "seconds": round(seconds, 3), **fields})
         return
-    rows = []
-    for name, site in recipe.sites.items():
-        bound = torch.tensor(site.bound)
-        spread = f"{bound.item():.4g}" if bound.ndim == 0 else f"{bound.min():.3g} .. {bound.max():.3g}"
-        limits = bound * site.ratio
-        limit = f"{limits.item():.4g}" if limits.ndim == 0 else f"{limits.min():.3g} .. {limits.max():.3g}"
-        rows.append([name, site.layer, str(site.in_features), spread, limit])
-    columns = {"site": "left", "layer": "left", "features": "right", "bound": "right", "threshold": "right"}
+    rows = [
+        [name, site.layer, str(site.in_features), _range(site.bound, 1.0), _range(site.bound, site.ratio)]
+        for name, site in recipe.sites.items()
+    ]
     ratio = "several ratios" if recipe.ratio is None else f"ratio {ratio_text(recipe.ratio)}"
     title = f"{model}: {recipe.mask}, {ratio}, {recipe.images_seen} images of {recipe.data}, {seconds:.1f} s"
-    results.print(table(title, columns, rows))
-    results.print(f"wrote {out}", soft_wrap=True)
+    show_table(title, ["site", "layer", ">features", ">bound", ">threshold"], rows)
+    say_wrote([out])
+
+
+def _range(bound: float | list[float], ratio: float) -> str:
+    """A bound or a threshold; its range where every channel has its own."""
+    if not isinstance(bound, list):
+        return f"{bound * ratio:.4g}"
+    return f"{min(bound) * ratio:.3g} .. {max(bound) * ratio:.3g}"

@@ -3,34 +3,40 @@
 import sys
 import traceback
 import warnings
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, TextIO
 
-import torch
 import typer
 
-from lipforge.cli import (
-    analyse,
-    audit,
-    certify,
-    data,
-    demo,
-    evaluate,
-    forge,
-    report,
-    search,
-    sites,
-    sweep,
-    train,
-    transfer,
-)
+from lipforge.cli import data
+from lipforge.cli.analyse import analyse
+from lipforge.cli.audit import audit
+from lipforge.cli.certify import certify
+from lipforge.cli.demo import demo
+from lipforge.cli.evaluate import evaluate
+from lipforge.cli.forge import forge
 from lipforge.cli.output import note, notes
-from lipforge.errors import LipforgeError
+from lipforge.cli.report import report
+from lipforge.cli.search import search
+from lipforge.cli.sites import sites
+from lipforge.cli.sweep import sweep
+from lipforge.cli.train import train
+from lipforge.cli.transfer import transfer
+from lipforge.errors import InputError, LipforgeError
 from lipforge.ranks import by_torchrun, leave
 
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
+
+COMMANDS = (demo, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse)
+
+RENAMED = {
+    "--attack-seed": ("", "--seed"),
+    "--push": ("transfer", "--refine"),
+    "--step": ("train", "--step-size"),
+    "--seed": ("forge", "--data-seed"),
+}
+"""Options that had another name, with their command ("" for every one) and their name now."""
 
 app = typer.Typer(
     name="lipforge",
@@ -42,27 +48,16 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("demo")(demo.demo)
-app.command("sites")(sites.sites)
-app.command("forge")(forge.forge)
-app.command("search")(search.search)
-app.command("sweep")(sweep.sweep)
-app.command("transfer")(transfer.transfer)
-app.command("audit")(audit.audit_command)
-app.command("evaluate")(evaluate.evaluate_command)
-app.command("train")(train.train_command)
-app.command("report")(report.report)
-app.command("certify")(certify.certify)
-app.command("analyse")(analyse.analyse)
+for _command in COMMANDS:
+    app.command()(_command)
 app.add_typer(data.app, name="data")
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        try:
-            print(version("lipforge"))
-        except PackageNotFoundError:
-            print("unknown: run from a source tree that was never installed")
+        from lipforge.records import lipforge_version
+
+        print(lipforge_version())
         raise typer.Exit
 
 
@@ -88,21 +83,27 @@ def main() -> None:
 
 def _run() -> None:
     debug = "--debug" in sys.argv
-    # cuDNN may otherwise choose algorithms that add in another order each time.
-    torch.backends.cudnn.deterministic = True
     arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
     try:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning
+            _check_renamed(arguments)
             app(arguments, prog_name="lipforge")
     except SystemExit as request:  # typer turns Ctrl-C into this exit code, without a word
         if request.code == INTERRUPTED:
-            notes.print("interrupted; what was written is whole, and the same command can be given again")
+            notes.print("Interrupted. Finished work is saved; run the same command to resume.")
         raise
     except (LipforgeError, OSError) as error:
         _explain(error, debug, WRONG_USE)
     except Exception as error:
         _explain(error, debug, BUG)
+
+
+def _check_renamed(arguments: list[str]) -> None:
+    for name in (argument.partition("=")[0] for argument in arguments):
+        command, new = RENAMED.get(name, ("", ""))
+        if new and command in ("", arguments[0]):
+            raise InputError(f"there is no option {name}; it is called {new}")
 
 
 def _explain(error: Exception, debug: bool, code: int) -> None:
@@ -124,6 +125,6 @@ def _show_warning(
 ) -> None:
     """Our own warnings are for the user, in one line; those of other packages keep saying where they come from."""
     if Path(filename).is_relative_to(PACKAGE):
-        note(str(message))
+        note(message)
     else:
         notes.print(warnings.formatwarning(message, category, filename, lineno, line), end="", soft_wrap=True)

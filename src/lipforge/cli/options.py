@@ -1,103 +1,358 @@
-"""Options that several commands share, spelled once."""
+"""Options that several commands share, declared once in groups, and what is made of them.
+
+A group is a frozen dataclass whose fields are options; `command` puts them into the signature of a command that takes
+the group as a parameter. Torch is imported where it is used.
+"""
 
 import os
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
-import torch
 import typer
+from typer.models import OptionInfo
 
+import lipforge as lf
 from lipforge.cli.output import note
-from lipforge.data import DataSet, FolderOptions, list_data, load_data
 from lipforge.errors import InputError
-from lipforge.forge.masks import MASKS
-from lipforge.forge.sites import RULES
-from lipforge.models import list_models
-from lipforge.ranks import is_first, own_device
-from lipforge.runs import RunDir
+from lipforge.ranks import Rank, is_first, own_device, process_group
+from lipforge.types import Norm, Threat, parse_number
+
+if TYPE_CHECKING:  # torch takes seconds to import, and help and wrong use do not need it
+    import torch
+    from torch import nn
+
+    from lipforge.data import DataSet
+
+Command = Callable[..., None]
+
+EPS = "8/255"
+"""The default of --eps."""
+
+LABELS = {"plain": "base", "forged": "forged", "straight_through": "straight_through"}
+"""The views of a forged model, and what each is called in results."""
 
 
-def _complete(names: Callable[[], list[str]]) -> Callable[[str], list[str]]:
+def _complete(names: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
     """What the shell offers after TAB: the names that begin with what is there already."""
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-_complete_mask = _complete(lambda: [name.replace("_", "-") for name in MASKS])
-_complete_model = _complete(lambda: [name for names in list_models().values() for name in names])
-_complete_data = _complete(lambda: [entry.name.removesuffix("PATH") for entry in list_data()])
-_complete_rule = _complete(lambda: list(RULES))
+def _masks() -> list[str]:
+    from lipforge.forge.masks import MASKS
+
+    return [name.replace("_", "-") for name in MASKS]
+
+
+def _rules() -> list[str]:
+    from lipforge.forge.sites import RULES
+
+    return list(RULES)
+
 
 Model = Annotated[
     str,
     typer.Argument(
         metavar="MODEL",
-        autocompletion=_complete_model,
+        autocompletion=_complete(lambda: [name for names in lf.list_models().values() for name in names]),
         help="A bundled name, an architecture (wrn-28-10), robustbench:DATASET/THREAT/NAME, timm:NAME, "
         "torchvision:NAME, package.module:function or path/to/file.py:function.",
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")]
 Weights = Annotated[str | None, typer.Option(help="A checkpoint file: safetensors, or what torch.save wrote.")]
-WeightsDir = Annotated[str | None, typer.Option(help="A folder of checkpoints to search before any download.")]
-NoWeights = Annotated[bool, typer.Option("--no-weights", help="The architecture with random weights.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one.")]
 Mask = Annotated[
     str,
     typer.Option(
-        autocompletion=_complete_mask,
+        autocompletion=_complete(_masks),
         help="step, piecewise:d=0.5, smooth:a=20,b=10,argument=relative or mean-centred.",
     ),
 ]
-Classes = Annotated[int | None, typer.Option(help="Build the model for this many classes.")]
-Rules = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--rule",
-        autocompletion=_complete_rule,
-        help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
-        "shortcut_convs, attention_projections, gate_layers, plain_layers, activations, name:GLOB.",
-    ),
-]
-Include = Annotated[list[str] | None, typer.Option(help="Keep only sites that match this glob; repeatable.")]
-Exclude = Annotated[list[str] | None, typer.Option(help="Leave out sites that match this glob; repeatable.")]
 Data = Annotated[
     str,
     typer.Option(
-        autocompletion=_complete_data,
+        autocompletion=_complete(lambda: [entry.name.removesuffix("PATH") for entry in lf.list_data()]),
         help="cifar10, cifar10:train, cifar100, mnist, fashion-mnist, cifar10-sample, folder:PATH, npz:PATH, "
         "npy:IMAGES,LABELS, idx:PATH or hub:PATH.",
     ),
 ]
 Root = Annotated[str | None, typer.Option(help="A folder where you keep published data files (or LIPFORGE_DATA).")]
-Limit = Annotated[int | None, typer.Option(help="At most this many images.")]
-Seed = Annotated[int | None, typer.Option(help="Take random images by this seed instead of the first ones.")]
+AttackText = Annotated[
+    str,
+    typer.Option(
+        help="The attack, such as pgd:steps=20. fast is lipforge's own cascade, autoattack is AutoAttack standard."
+    ),
+]
 BatchSize = Annotated[int, typer.Option(help="Images per forward pass.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one.")]
-Resize = Annotated[int, typer.Option(help="Image folders: the shorter side becomes this; 0 leaves it.")]
-Crop = Annotated[int, typer.Option(help="Image folders: centre crop of this size; 0 leaves it.")]
-Interpolation = Annotated[str, typer.Option(help="Image folders: bicubic or bilinear.")]
-OnError = Annotated[str, typer.Option(help="Image folders: raise at an unreadable image, or skip and count it.")]
-Workers = Annotated[int | None, typer.Option(help="Image folders: decoding processes.")]
-Files = Annotated[str | None, typer.Option(help="Image folders: a text file that lists the images to read.")]
+ShardSize = Annotated[int, typer.Option(help="Images that are attacked together, and kept together.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON object instead of tables; evaluate, certify and transfer list theirs under 'results'.",
+    ),
+]
 
 
-def folder_options(
-    resize: int, crop: int, interpolation: str, on_error: str, workers: int | None, files: str | None
-) -> FolderOptions:
-    """The image-folder options of the command line as the library takes them; it checks the words itself."""
-    return FolderOptions(resize or None, crop or None, interpolation, on_error, workers, files)  # type: ignore[arg-type]
+@dataclass(frozen=True)
+class ModelOptions:
+    """Which model, and where it runs."""
+
+    panel: ClassVar[str] = "Model"
+    model: Model
+    weights: Weights = None
+    weights_dir: Annotated[str | None, typer.Option(help="A folder of checkpoints to search before any download.")] = (
+        None
+    )
+    no_weights: Annotated[bool, typer.Option("--no-weights", help="The architecture with random weights.")] = False
+    classes: Annotated[int | None, typer.Option(help="Build the model for this many classes.")] = None
+    device: Device = "auto"
+
+    def load(self, device: "torch.device") -> "nn.Module":
+        """The model on that device."""
+        return lf.load_model(
+            self.model,
+            self.weights,
+            weights_dir=self.weights_dir,
+            pretrained=not self.no_weights,
+            classes=self.classes,
+        ).to(device)
 
 
-def open_data(spec: str, limit: int | None, seed: int | None, root: str | None, folder: FolderOptions) -> DataSet:
-    """The data set of a command; what is said of image folders applies to nothing else."""
-    return load_data(spec, limit=limit, seed=seed, root=root, folder=folder if spec.startswith("folder:") else None)
+@dataclass(frozen=True)
+class ImageOptions:
+    """How image folders are read."""
+
+    panel: ClassVar[str] = "Image folders"
+    resize: Annotated[int, typer.Option(help="The shorter side becomes this; 0 leaves it.")] = 256
+    crop: Annotated[int, typer.Option(help="Centre crop of this size; 0 leaves it.")] = 224
+    interpolation: Annotated[str, typer.Option(help="bicubic or bilinear.")] = "bicubic"
+    workers: Annotated[int | None, typer.Option(help="Decoding processes.")] = None
+    files: Annotated[str | None, typer.Option(help="A text file that lists the images to read.")] = None
+
+    def for_data(self, spec: str, on_error: str = "raise") -> "lf.FolderOptions | None":
+        """These options as the library takes them, checked; None where `spec` is no image folder."""
+        made = lf.FolderOptions(
+            self.resize or None,
+            self.crop or None,
+            self.interpolation,  # type: ignore[arg-type]  # the library checks the words itself
+            on_error,  # type: ignore[arg-type]
+            self.workers,
+            self.files,
+        )
+        return made if spec.startswith("folder:") else None
 
 
-def pick_device(name: str) -> torch.device:
+@dataclass(frozen=True)
+class DataOptions:
+    """Which images."""
+
+    panel: ClassVar[str] = "Data"
+    data: Data = "cifar10"
+    limit: Annotated[int | None, typer.Option(help="At most this many images.")] = None
+    data_seed: Annotated[
+        int | None, typer.Option(help="Take random images by this seed instead of the first ones.")
+    ] = None
+    root: Root = None
+    on_error: Annotated[str, typer.Option(help="Image folders: raise at an unreadable image, or skip it.")] = "raise"
+    folder: ImageOptions = ImageOptions()
+
+    def open(self) -> "DataSet":
+        """The images; what is said of image folders applies to nothing else."""
+        folder = self.folder.for_data(self.data, self.on_error)
+        return lf.load_data(self.data, limit=self.limit, seed=self.data_seed, root=self.root, folder=folder)
+
+
+@dataclass(frozen=True)
+class SiteOptions:
+    """Which layers are sites."""
+
+    panel: ClassVar[str] = "Sites"
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            autocompletion=_complete(_rules),
+            help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
+            "shortcut_convs, attention_projections, gate_layers, plain_layers, activations, name:GLOB.",
+        ),
+    ] = None
+    include: Annotated[list[str] | None, typer.Option(help="Keep only sites that match this glob; repeatable.")] = None
+    exclude: Annotated[list[str] | None, typer.Option(help="Leave out sites that match this glob; repeatable.")] = None
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """The arguments of `find_sites` and `forge_` that choose sites."""
+        rules = {"rules": self.rule} if self.rule else {}
+        return {**rules, "include": self.include or (), "exclude": self.exclude or ()}
+
+
+@dataclass(frozen=True)
+class RecipeOptions:
+    """The recipe that forges the model."""
+
+    panel: ClassVar[str] = "Recipe"
+    recipe: Annotated[str | None, typer.Option(help="A recipe of `lipforge forge`: measure base and forged.")] = None
+    ratio: Annotated[str | None, typer.Option(help="Another ratio than the recipe's.")] = None
+
+    def apply_(self, model: "nn.Module") -> None:
+        """Put the recipe on the model, if there is one."""
+        if self.recipe is None:
+            if self.ratio is not None:
+                raise InputError("--ratio changes the ratio of a recipe; give one with --recipe")
+            return
+        lf.load_recipe(self.recipe).apply_(model)
+        if self.ratio is not None:
+            lf.set_ratio_(model, parse_number(self.ratio, name="ratio"))
+
+    def views(self, model: "nn.Module", names: Sequence[str] | None = None) -> "dict[str, nn.Module]":
+        """The classifiers by label: the model as "base", or with a recipe its base and its forged view, or `names`."""
+        if names and self.recipe is None:
+            raise InputError("--view is about a forged model and needs --recipe")
+        wrong = [name for name in names or () if name not in LABELS]
+        if wrong:
+            raise InputError(f"--view must be one of {', '.join(LABELS)}, got {wrong[0]!r}")
+        self.apply_(model)
+        if self.recipe is None:
+            return {"base": model}
+        return {LABELS[name]: getattr(lf, name)(model) for name in names or ("plain", "forged")}
+
+
+@dataclass(frozen=True)
+class ThreatOptions:
+    """What the attack may change."""
+
+    panel: ClassVar[str] = "Threat"
+    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf"
+    eps: Annotated[str, typer.Option(help="Largest size of the perturbation.")] = EPS
+
+    @property
+    def threat(self) -> Threat:
+        """The threat, with a note where --eps was left at what suits linf only."""
+        made = Threat(cast(Norm, self.norm), self.eps)
+        if made.norm != "linf" and self.eps == EPS:
+            note(f"eps {EPS} is usual in linf and tiny in {made.norm}; give --eps (usual are 0.5 in l2 and 12 in l1)")
+        return made
+
+    @property
+    def threats(self) -> list[Threat]:
+        """The threats of a list such as "2/255,4/255"; each once."""
+        made = [ThreatOptions(self.norm, part.strip()).threat for part in self.eps.split(",")]
+        if len({threat.eps for threat in made}) < len(made):
+            raise InputError(f"--eps must list different radii, got {self.eps}")
+        return made
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Where the work is kept, and its random numbers."""
+
+    panel: ClassVar[str] = "Run"
+    run: Annotated[
+        str | None, typer.Option(help="A run directory: keeps every shard; the same command again resumes.")
+    ] = None
+    seed: Annotated[
+        int, typer.Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
+    ] = 0
+
+    def open(self) -> "lf.RunDir | None":
+        """The run directory, which keeps the command; None where none was asked for."""
+        return None if self.run is None else open_run(self.run)
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments `run` and `seed` of what can be resumed."""
+        return {"run": self.open(), "seed": self.seed}
+
+    def paths(self, *names: str) -> list[str]:
+        """Where the results of these names are; none without a run."""
+        return [] if self.run is None else [str(Path(self.run) / "results" / f"{name}.json") for name in names]
+
+
+def command(**changes: Any) -> Callable[[Command], Command]:
+    """A decorator for commands: typer sees the fields of every group, the function gets the group.
+
+    `changes` give options of the groups another default, `...` for a required one, or a pair of a default and a
+    `typer.Option`. A group shows its options in a panel of the help that is named by its `panel`.
+    """
+
+    def spread(function: Command) -> Command:
+        hints = get_type_hints(function, include_extras=True)
+        own = signature(function).parameters
+        seen: list[Parameter] = []
+        for name, parameter in own.items():
+            group = is_dataclass(hints[name])
+            seen += _options(hints[name], changes) if group else [_keyword(name, hints[name], parameter.default)]
+
+        @wraps(function)
+        def run(**given: Any) -> None:
+            function(**{name: _value(hints[name], name, given) for name in own})
+
+        run.__signature__ = Signature(seen)  # type: ignore[attr-defined]  # what typer and inspect read
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
+        return run
+
+    return spread
+
+
+def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
+
+
+def _options(group: Any, changes: dict[str, Any]) -> list[Parameter]:
+    """The options of a group, and of the groups in it."""
+    hints, found = get_type_hints(group, include_extras=True), []
+    for field in fields(group):
+        if is_dataclass(hints[field.name]):
+            found += _options(hints[field.name], changes)
+            continue
+        kind, info = get_args(hints[field.name])
+        default = changes.get(field.name, Parameter.empty if field.default is MISSING else field.default)
+        if isinstance(default, tuple):
+            default, info = default
+        if isinstance(info, OptionInfo):
+            info = copy(info)
+            info.rich_help_panel = group.panel
+        found.append(_keyword(field.name, Annotated[kind, info], default))
+    return found
+
+
+def _value(kind: Any, name: str, given: dict[str, Any]) -> Any:
+    """A parameter of the command: what was given, or the group made of it."""
+    if not is_dataclass(kind):
+        return given[name]
+    hints, make = get_type_hints(kind), cast(Callable[..., Any], kind)
+    return make(**{field.name: _value(hints[field.name], field.name, given) for field in fields(kind)})
+
+
+def open_run(path: str) -> "lf.RunDir":
+    """The run directory at `path`, which keeps the command as it was given."""
+    run = lf.RunDir.open(path, command=shlex.join(["lipforge", *sys.argv[1:]]))
+    if is_first() and (shards := run.shards()):
+        note(f"resuming: {shards} finished shards in {path}; those of the same work are reused")
+    return run
+
+
+@contextmanager
+def session(models: ModelOptions, data: DataOptions) -> "Iterator[tuple[Rank, DataSet, nn.Module, torch.device]]":
+    """This process's rank among those of torchrun, the images, the model, and the device that it is on."""
+    device = pick_device(models.device)
+    with process_group(device) as rank:
+        yield rank, data.open(), models.load(device), device
+
+
+def pick_device(name: str) -> "torch.device":
     """The device of that name for this process, checked; `auto` prefers an accelerator."""
+    import torch
+
+    # cuDNN may otherwise choose algorithms that add in another order each time.
+    torch.backends.cudnn.deterministic = True
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
     try:
@@ -106,21 +361,6 @@ def pick_device(name: str) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device must be one that torch can use here, got {name!r}: {str(error)[:100]}") from None
     return device
-
-
-def open_run(path: str | None) -> RunDir | None:
-    """The run directory of a command, which keeps the command; None where none was asked for."""
-    if path is None:
-        return None
-    run = RunDir.open(path, command=command_line())
-    if is_first() and (shards := run.shards()):
-        note(f"finished shards in {path}: {shards}; those of the same work are taken over")
-    return run
-
-
-def command_line() -> str:
-    """The command as it was given."""
-    return shlex.join(["lipforge", *sys.argv[1:]])
 
 
 def check_out(out: str) -> None:

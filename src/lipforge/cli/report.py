@@ -1,31 +1,19 @@
 """`lipforge report`: one page, or tables, from run directories."""
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, results
+from lipforge.cli.output import note, print_json, say_wrote
 from lipforge.errors import InputError
 from lipforge.records import write_whole
-from lipforge.reports import Report, Table, build_report
-from lipforge.reports.html import render
-from lipforge.reports.tables import Format
 
-Output = Literal["html", "csv", "latex", "markdown"]
+if TYPE_CHECKING:
+    from lipforge.reports import Report, Table
 
-
-@dataclass(frozen=True)
-class Written:
-    """What a report holds and where it went; `report` is None where tables went to stdout."""
-
-    report: str | None
-    runs: tuple[str, ...]
-    sections: tuple[str, ...]
-    tables: tuple[str, ...]
-    problems: tuple[str, ...]
+FORMATS = ("html", "csv", "latex", "markdown")
 
 
 def report(
@@ -45,8 +33,11 @@ def report(
 
     lipforge report runs/demo --format latex --table accuracy
     """
-    if format not in get_args(Output):
-        raise InputError(f"--format must be one of {', '.join(get_args(Output))}, got {format!r}")
+    from lipforge.reports import build_report
+    from lipforge.reports.html import render
+
+    if format not in FORMATS:
+        raise InputError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
     if format == "html" and table:
         raise InputError("--table is for csv, latex and markdown; the page has all tables. Add --format")
     path = Path(out) if out else Path(runs[0]) / "report.html" if format == "html" else None
@@ -55,40 +46,32 @@ def report(
         note(problem)
     if path is not None:
         options.check_out(str(path))
-    if format == "html":
-        assert path is not None
-        write_whole(path, render(made).encode())
-    else:
-        _write_tables(_chosen(made, table), format, path, silent=json)  # type: ignore[arg-type]  # checked above
-    _finish(made, runs, path, json)
-
-
-def _write_tables(tables: list[Table], format: Format, path: Path | None, *, silent: bool) -> None:
-    # A CSV file holds one table; several are told apart by a line with the name, as in a notebook.
-    parts = [(f"# {table.name}\n" if format == "csv" and len(tables) > 1 else "") + table.write(format)
-             for table in tables]  # fmt: skip
-    text = "\n".join(parts)
+    text = render(made) if format == "html" else _tables(_chosen(made, table), format)
     if path is not None:
         write_whole(path, text.encode())
-    elif not silent:
+    elif not json:
         print(text, end="", flush=True)
+    if json:
+        sections, tables = ([one.name for one in parts] for parts in (made.sections, made.tables))
+        about = {"report": path, "runs": runs, "sections": sections, "tables": tables, "problems": made.problems}
+        print_json(about)
+    elif path is not None:
+        say_wrote([path])
 
 
-def _chosen(made: Report, names: list[str] | None) -> list[Table]:
-    tables = made.tables
-    if not names:
-        return tables
-    known = {table.name: table for table in tables}
-    for name in names:
+def _tables(tables: "list[Table]", format: str) -> str:
+    # A CSV file holds one table; several are told apart by a line with the name, as in a notebook.
+    named = format == "csv" and len(tables) > 1
+    parts = [
+        (f"# {table.name}\n" if named else "") + table.write(format)  # type: ignore[arg-type]  # checked before
+        for table in tables
+    ]
+    return "\n".join(parts)
+
+
+def _chosen(made: "Report", names: list[str] | None) -> "list[Table]":
+    known = {table.name: table for table in made.tables}
+    for name in names or ():
         if name not in known:
             raise InputError(f"--table must be one of {', '.join(known)}, got {name!r}")
-    return [known[name] for name in names]
-
-
-def _finish(made: Report, runs: list[str], path: Path | None, json: bool) -> None:
-    if json:
-        names = tuple(section.name for section in made.sections)
-        where = None if path is None else str(path)
-        print_json(Written(where, tuple(runs), names, tuple(table.name for table in made.tables), made.problems))
-    elif path is not None:
-        results.print(f"wrote {path}", soft_wrap=True)
+    return [known[name] for name in names] if names else made.tables

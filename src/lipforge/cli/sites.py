@@ -1,19 +1,17 @@
 """`lipforge sites`: where forged functions would go."""
 
+from typing import TYPE_CHECKING
+
+import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, results, table
-from lipforge.forge import Survey, find_sites
-from lipforge.forge.sites import DEFAULT_RULES
-from lipforge.models import carried_masks, load_model
+from lipforge.cli.output import note, print_json, results, say, show_table
+
+if TYPE_CHECKING:
+    from lipforge.forge import Survey
 
 
-def sites(
-    model: options.Model,
-    rule: options.Rules = None,
-    include: options.Include = None,
-    exclude: options.Exclude = None,
-    json: options.Json = False,
-) -> None:
+@options.command()
+def sites(model: options.Model, where: options.SiteOptions, json: options.Json = False) -> None:
     """Show where forged functions would go, and why not elsewhere. Nothing is changed.
 
     The architecture decides, so no weights are needed.
@@ -26,24 +24,29 @@ def sites(
 
     lipforge sites my_model.py:build --exclude 'layer4.*' --json
     """
-    loaded = load_model(model, pretrained=False)
-    survey = find_sites(loaded, rules=rule or DEFAULT_RULES, include=include or (), exclude=exclude or ())
-    masks = carried_masks(loaded)
+    from lipforge.models import carried_masks
+
+    loaded = lf.load_model(model, pretrained=False)
+    survey, masks = lf.find_sites(loaded, **where.chosen), carried_masks(loaded)
     if json:
         print_json({"model": model, **vars(survey), "carried_masks": masks})
         return
     _show(model, survey)
+    note_masks(masks)
+
+
+def note_masks(masks: list[str]) -> None:
+    """Say so where a model carries masks already."""
     if masks:
         note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")
 
 
-def _show(model: str, survey: Survey) -> None:
-    columns = {"#": "right", "site": "left", "layer": "left", "features": "right", "input": "left", "rule": "left"}
+def _show(model: str, survey: "Survey") -> None:
     rows = [
         [str(number), site.name, site.layer, str(site.in_features), "x".join(map(str, site.input_shape[1:])), site.rule]
         for number, site in enumerate(survey, start=1)
     ]
-    results.print(table(f"{model}: {len(survey)} sites", columns, rows))
+    show_table(f"{model}: {len(survey)} sites", [">#", "site", "layer", ">features", "input", "rule"], rows)
     results.print(survey.reason)
     reasons: dict[str, list[str]] = {}
     for layer in survey.skipped:
@@ -52,4 +55,4 @@ def _show(model: str, survey: Survey) -> None:
         results.print("\nnot sites:")
     for reason, names in reasons.items():
         shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        results.print(f"  {reason}: {shown}", soft_wrap=True)
+        say(f"  {reason}: {shown}")

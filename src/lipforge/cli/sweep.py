@@ -1,50 +1,38 @@
 """`lipforge sweep`: accuracy over many eps and attacks."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from lipforge.cli import attacking, options
-from lipforge.cli.output import note, print_json, results, table
-from lipforge.evaluation.results import share_text
-from lipforge.evaluation.sweep import SweepResult, result_name
-from lipforge.evaluation.sweep import sweep as sweep_all
-from lipforge.models import load_model
-from lipforge.ranks import process_group
-from lipforge.runs import record
+import lipforge as lf
+from lipforge.cli import options
+from lipforge.cli.output import note, printed, say_wrote, show_table
+from lipforge.text import share_text
+
+if TYPE_CHECKING:
+    from lipforge.results import SweepResult
+
+RADII = "1/255,2/255,4/255,8/255,16/255,32/255,64/255,96/255"
 
 
+@options.command(limit=500, eps=(RADII, typer.Option(help="Radii, separated by commas.")))
 def sweep(
-    model: options.Model,
-    recipe: attacking.Recipe = None,
-    ratio: attacking.Ratio = None,
+    models: options.ModelOptions,
+    data: options.DataOptions,
+    threats: options.ThreatOptions,
+    recipe: options.RecipeOptions,
+    keep: options.RunOptions,
     attack: Annotated[list[str] | None, typer.Option(help="An attack, repeatable: fgsm and pgd by default.")] = None,
-    norm: attacking.NormName = "linf",
-    eps: Annotated[
-        str, typer.Option(help="Radii, separated by commas.")
-    ] = "1/255,2/255,4/255,8/255,16/255,32/255,64/255,96/255",
-    data: options.Data = "cifar10",
-    limit: options.Limit = 500,
-    seed: options.Seed = None,
     independent: Annotated[
         bool,
         typer.Option("--independent", help="Attack every radius afresh, as the paper does, and carry nothing over."),
     ] = False,
-    run: attacking.Run = None,
-    attack_seed: attacking.AttackSeed = 0,
-    shard_size: attacking.ShardSize = 100,
-    weights: options.Weights = None,
-    weights_dir: options.WeightsDir = None,
-    root: options.Root = None,
-    device: options.Device = "auto",
-    resize: options.Resize = 256,
-    crop: options.Crop = 224,
-    interpolation: options.Interpolation = "bicubic",
+    shard_size: options.ShardSize = 100,
     json: options.Json = False,
 ) -> None:
     """Attack a model, and with a recipe its forged view, by several attacks at several radii.
 
-    An image fooled at one radius counts as fooled at every larger one, unless --independent.
+    An image broken at one radius counts as broken at every larger one, unless --independent.
 
     [bold]Examples[/]
 
@@ -53,30 +41,21 @@ def sweep(
 
     lipforge sweep cifar10-resnet --recipe recipe.json --attack cw --eps 8/255 --run runs/cw
     """
-    chosen = [attacking.parse(text) for text in attack or ["fgsm", "pgd"]]
-    radii = attacking.threats(norm, eps)
-    where = options.pick_device(device)
-    with process_group(where) as rank:
-        folder = options.folder_options(resize, crop, interpolation, "raise", None, None)
-        images = options.open_data(data, limit, seed, root, folder)
-        loaded = load_model(model, weights, weights_dir=weights_dir).to(where)
-        found = sweep_all(
-            attacking.views(loaded, recipe, ratio),
-            images,
-            chosen,
-            radii,
-            carry=not independent,
-            run=options.open_run(run),
-            seed=attack_seed,
-            shard_size=shard_size,
-        )
+    from lipforge.evaluation import sweep as sweep_all
+
+    chosen = [lf.parse_attack(text) for text in attack or ["fgsm", "pgd"]]
+    radii = threats.threats
+    with options.session(models, data) as (rank, images, model, _):
+        settings = {"carry": not independent, "shard_size": shard_size, **keep.settings()}
+        found = sweep_all(recipe.views(model), images, chosen, radii, **settings)
     if rank.is_first:
-        _report(model, found, run, json)
+        _report(models.model, found, keep, json)
 
 
-def _report(model: str, found: SweepResult, run: str | None, json: bool) -> None:
-    if json:
-        print_json(record(found))
+def _report(model: str, found: "SweepResult", keep: options.RunOptions, json: bool) -> None:
+    from lipforge.evaluation import sweep_name
+
+    if printed(json, found):
         return
     for doubt in found.notes:
         note(doubt)
@@ -85,8 +64,7 @@ def _report(model: str, found: SweepResult, run: str | None, json: bool) -> None
     for row in found.rows:
         start = [row.label, row.attack, share_text(row.clean_accuracy, row.clean_interval)]
         lines.setdefault((row.label, row.attack), start).append(share_text(row.robust_accuracy, row.interval))
-    columns = {"view": "left", "attack": "left", "clean": "right", **dict.fromkeys(radii, "right")}
-    how = "carried over from smaller eps" if found.carry else "each eps afresh"
-    title = f"{model}: % correct, {found.norm}, {how}, {found.data}, n={found.count}, attack seed={found.seed}"
-    results.print(table(title, columns, list(lines.values())))
-    attacking.say_wrote(run, [result_name(found)])
+    how = "broken images carried over to larger eps" if found.carry else "each eps afresh"
+    title = f"{model}: % correct, {found.norm}, {how}, {found.data}, n = {found.count}, seed {found.seed}"
+    show_table(title, ["view", "attack", ">clean", *(f">{eps}" for eps in radii)], lines.values())
+    say_wrote(keep.paths(sweep_name(found)))

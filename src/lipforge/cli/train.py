@@ -1,53 +1,59 @@
 """`lipforge train`: adversarial training that can be killed, and fine-tuning with forged functions at work."""
 
-from pathlib import Path
-from typing import Annotated
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import typer
 
+import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, results
-from lipforge.data import FolderOptions
+from lipforge.cli.output import print_json, results, say_wrote
 from lipforge.errors import InputError
-from lipforge.forge import load_recipe, set_mode_
-from lipforge.models import load_model
 from lipforge.ranks import is_first
-from lipforge.training import TrainConfig, train
-from lipforge.types import Threat
-
-DEFAULT = TrainConfig()
 
 
-def train_command(
+@dataclass(frozen=True)
+class TrainOptions:
+    """The fields of `TrainConfig` but the threat, with its defaults."""
+
+    panel: ClassVar[str] = "Training"
+    method: Annotated[str, typer.Option(help="standard, fgsm-rs, pgd-at or trades.")] = "fgsm-rs"
+    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = 20
+    batch_size: Annotated[int, typer.Option(help="Images per step.")] = 128
+    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = 0.2
+    schedule: Annotated[str, typer.Option(help="cyclic or cosine.")] = "cyclic"
+    warmup: Annotated[float, typer.Option(help="Share of all steps in which the rate climbs.")] = 0.3
+    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = "sgd"
+    momentum: Annotated[float, typer.Option(help="Momentum of sgd.")] = 0.9
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4
+    clip: Annotated[float, typer.Option(help="Longest gradient; 0 sets no limit.")] = 0.0
+    label_smoothing: Annotated[float, typer.Option(help="Share of the label given to all classes.")] = 0.0
+    ema: Annotated[float, typer.Option(help="Decay of the weight average per step; 0 keeps none.")] = 0.0
+    steps: Annotated[int, typer.Option(help="Attack steps in training; 0 takes the method's own.")] = 0
+    step_size: Annotated[
+        float, typer.Option(help="Size of an attack step as a multiple of eps; 0 takes the method's own.")
+    ] = 0.0
+    clean_epochs: Annotated[float, typer.Option(help="Epochs with eps 0 at the start.")] = 0.0
+    eps_warmup: Annotated[float, typer.Option(help="Epochs in which eps then climbs.")] = 0.0
+    beta: Annotated[float, typer.Option(help="Weight of the robust term of TRADES.")] = 6.0
+    awp: Annotated[float, typer.Option(help="Adversarial weight perturbation; its paper takes 0.005.")] = 0.0
+    awp_after: Annotated[int, typer.Option(help="Epochs before it starts.")] = 0
+    crop: Annotated[int, typer.Option(help="Padding of the random crop; 0 does not crop.")] = 4
+    flip: Annotated[bool, typer.Option(help="Flip half of the images.")] = True
+    holdout: Annotated[int, typer.Option(help="Training images kept for measuring.")] = 500
+    limit: Annotated[int | None, typer.Option(help="Train on at most this many images.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of order, augmentation, attacks, and the first weights.")] = 0
+
+
+@options.command(
+    norm=("linf", typer.Option(help="linf or l2.")), eps=("8/255", typer.Option(help="The radius to train against."))
+)
+def train(
+    training: TrainOptions,
+    threats: options.ThreatOptions,
     arch: Annotated[str, typer.Option(help="What to train: any name that `lipforge sites` takes.")] = "resnet20",
     data: options.Data = "cifar10:train",
     out: Annotated[str, typer.Option(help="The run's directory; the same command again resumes it.")] = "runs/train",
-    method: Annotated[str, typer.Option(help="standard, fgsm-rs, pgd-at or trades.")] = DEFAULT.method,
-    norm: Annotated[str, typer.Option(help="linf or l2.")] = "linf",
-    eps: Annotated[str, typer.Option(help="The radius to train against.")] = "8/255",
-    epochs: Annotated[int, typer.Option(help="Passes over the data.")] = DEFAULT.epochs,
-    batch_size: options.BatchSize = DEFAULT.batch_size,
-    lr: Annotated[float, typer.Option(help="The largest learning rate.")] = DEFAULT.lr,
-    schedule: Annotated[str, typer.Option(help="cyclic or cosine.")] = DEFAULT.schedule,
-    warmup: Annotated[float, typer.Option(help="Share of all steps in which the rate climbs.")] = DEFAULT.warmup,
-    optimizer: Annotated[str, typer.Option(help="sgd or adamw.")] = DEFAULT.optimizer,
-    momentum: Annotated[float, typer.Option(help="Momentum of sgd.")] = DEFAULT.momentum,
-    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = DEFAULT.weight_decay,
-    clip: Annotated[float, typer.Option(help="Longest gradient; 0 sets no limit.")] = DEFAULT.clip,
-    label_smoothing: Annotated[float, typer.Option(help="Share of the label given to all classes.")] = 0.0,
-    ema: Annotated[float, typer.Option(help="Decay of the weight average per step; 0 keeps none.")] = DEFAULT.ema,
-    steps: Annotated[int, typer.Option(help="Attack steps in training; 0 takes the method's own.")] = 0,
-    step: Annotated[float, typer.Option(help="Their size as a multiple of eps; 0 takes the method's own.")] = 0.0,
-    clean_epochs: Annotated[float, typer.Option(help="Epochs with eps 0 at the start.")] = 0.0,
-    eps_warmup: Annotated[float, typer.Option(help="Epochs in which eps then climbs.")] = 0.0,
-    beta: Annotated[float, typer.Option(help="Weight of the robust term of TRADES.")] = DEFAULT.beta,
-    awp: Annotated[float, typer.Option(help="Adversarial weight perturbation; its paper takes 0.005.")] = 0.0,
-    awp_after: Annotated[int, typer.Option(help="Epochs before it starts.")] = 0,
-    crop: Annotated[int, typer.Option(help="Padding of the random crop; 0 does not crop.")] = DEFAULT.crop,
-    flip: Annotated[bool, typer.Option(help="Flip half of the images.")] = True,
-    holdout: Annotated[int, typer.Option(help="Training images kept for measuring.")] = DEFAULT.holdout,
-    limit: Annotated[int | None, typer.Option(help="Train on at most this many images.")] = None,
-    seed: Annotated[int, typer.Option(help="Order, augmentation, attacks, and the first weights.")] = 0,
     weights: Annotated[str | None, typer.Option(help="Start from this checkpoint instead of random weights.")] = None,
     pretrained: Annotated[bool, typer.Option("--pretrained", help="Start from the model's own weights.")] = False,
     recipe: Annotated[str | None, typer.Option(help="Train with the forged functions of this recipe at work.")] = None,
@@ -57,7 +63,7 @@ def train_command(
     device: options.Device = "auto",
     json: options.Json = False,
 ) -> None:
-    """Train a classifier, adversarially or not; a killed run goes on where it was, to the same weights.
+    """Train a classifier, adversarially or not; a killed run resumes to the same weights.
 
     [bold]Examples[/]
 
@@ -67,42 +73,16 @@ def train_command(
 
     torchrun --nproc-per-node 2 -m -- lipforge train --method trades --out runs/trades
     """
-    config = TrainConfig(
-        method=method,  # type: ignore[arg-type]  # TrainConfig checks the word and names the choices
-        threat=Threat(norm, eps),  # type: ignore[arg-type]  # and so does Threat
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        schedule=schedule,  # type: ignore[arg-type]
-        warmup=warmup,
-        optimizer=optimizer,  # type: ignore[arg-type]
-        momentum=momentum,
-        weight_decay=weight_decay,
-        clip=clip,
-        label_smoothing=label_smoothing,
-        ema=ema,
-        steps=steps,
-        step=step,
-        clean_epochs=clean_epochs,
-        eps_warmup=eps_warmup,
-        beta=beta,
-        awp=awp,
-        awp_after=awp_after,
-        crop=crop,
-        flip=flip,
-        holdout=holdout,
-        limit=limit,
-        seed=seed,
-    )
+    config = lf.TrainConfig(threat=threats.threat, **vars(training))  # it checks the words, and names the choices
     if backward not in ("forged", "straight_through"):
         raise InputError(f"backward must be forged or straight_through, got {backward!r}")
-    images = options.open_data(data, None, None, root, FolderOptions())
+    images = lf.load_data(data, root=root)
     starts_trained = pretrained or weights is not None
-    model = load_model(arch, weights, pretrained=starts_trained, seed=seed).to(options.pick_device(device))
+    model = lf.load_model(arch, weights, pretrained=starts_trained, seed=config.seed).to(options.pick_device(device))
     if recipe is not None:
-        load_recipe(recipe).apply_(model)
-        set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
-    result = train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
+        lf.load_recipe(recipe).apply_(model)
+        lf.set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
+    result = lf.train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
     if not is_first():
         return
     if json:
@@ -110,5 +90,5 @@ def train_command(
         return
     clean, robust = 100 * result.clean_accuracy, 100 * result.pgd_accuracy
     results.print(f"{arch}: {result.epochs} epochs in {result.seconds / 60:.1f} min, {result.rollbacks} roll-backs")
-    results.print(f"on {holdout} held-out training images: clean {clean:.1f} %, PGD {robust:.1f} %")
-    results.print(f"wrote {Path(result.weights)}", soft_wrap=True)
+    results.print(f"on {config.holdout} held-out training images: clean {clean:.1f} %, PGD {robust:.1f} %")
+    say_wrote([result.weights])

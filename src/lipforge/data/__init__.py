@@ -2,31 +2,8 @@
 
 from lipforge.data.arrays import ArrayData, from_arrays
 from lipforge.data.base import DataSet, content_digest
-from lipforge.data.cache import cache_folder
-from lipforge.data.check import DataReport, check_data
+from lipforge.data.fetch import cache_folder
 from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.hub import HubData, from_hugging_face
-from lipforge.data.load import DataEntry, get_data, list_data, load_data
-from lipforge.data.split import View, split, take
-
-__all__ = [
-    "ArrayData",
-    "DataEntry",
-    "DataReport",
-    "DataSet",
-    "FolderData",
-    "FolderOptions",
-    "HubData",
-    "View",
-    "cache_folder",
-    "check_data",
-    "content_digest",
-    "from_arrays",
-    "from_hugging_face",
-    "get_data",
-    "list_data",
-    "load_data",
-    "open_folder",
-    "split",
-    "take",
-]
+from lipforge.data.load import DataEntry, DataReport, check_data, get_data, list_data, load_data
+from lipforge.data.split import View, split, take, view

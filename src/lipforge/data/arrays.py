@@ -1,10 +1,6 @@
 """Data sets held in memory (or memory-mapped): images and labels as two arrays."""
 
-import hashlib
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,19 +10,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
+from lipforge.batching import BATCH_SIZE, check_images
+from lipforge.data.base import DataSet, Indexed, Indices, Ints, check_indices, content_digest, reading, unit_range
 from lipforge.errors import DataError, InputError
 
 Layout = Literal["NCHW", "NHWC"]
 IMAGE_KEYS = ("images", "x", "x_test", "data", "arr_0")
 LABEL_KEYS = ("labels", "y", "y_test", "targets", "arr_1")
+NUMPY = "a readable NumPy file"
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayData(Dataset[tuple[Tensor, int]]):
+class ArrayData(Indexed):
     """Images (N, C, H, W), bytes or floats in [0, 1], with labels; bytes become floats only batch by batch.
 
     Build it with `from_arrays`, which checks what it is given.
@@ -39,33 +35,18 @@ class ArrayData(Dataset[tuple[Tensor, int]]):
     class_names: tuple[str, ...] = ()
     find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
 
-    @property
-    def training(self) -> DataSet | None:
-        """The training images that belong to this test set; read from disk when first asked for."""
-        return self.find_training() if self.find_training else None
-
     def __len__(self) -> int:
         return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        images, labels = self.batch([position(index, len(self))])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) in [0, 1] as float32 and labels (N,) at these positions."""
         at = check_indices(indices, len(self))
         return unit_range(self.images[at]), torch.from_numpy(self.labels[at])
 
-    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels in order."""
-        return stream(self, np.arange(len(self)), batch_size)
-
     @cached_property
     def content(self) -> str:
         """The SHA-256 of all images and labels."""
-        digest = hashlib.sha256(np.ascontiguousarray(self.images).data)
-        digest.update(self.labels.astype("<i8").tobytes())
-        return digest.hexdigest()
+        return content_digest([(self.images, self.labels)])
 
     def describe(self) -> dict[str, Any]:
         """Where the images came from, ready for JSON."""
@@ -118,7 +99,7 @@ def check_labels(labels: npt.NDArray[Any], classes: int, name: str) -> None:
 
 def read_npz(path: str | Path) -> ArrayData:
     """The data set in an .npz file with the arrays `images` and `labels` (or x/y, x_test/y_test, data/targets)."""
-    with _reading(path), open(path, "rb") as file:
+    with reading(path, NUMPY), open(path, "rb") as file:
         arrays = np.load(file, allow_pickle=False)
         if isinstance(arrays, np.ndarray):
             raise DataError(f"{path} is a single array, not an .npz archive; use npy:IMAGES,LABELS")
@@ -138,20 +119,9 @@ def read_npy(path: str) -> ArrayData:
     files = (first, second) if comma else (Path(path) / "images.npy", Path(path) / "labels.npy")
     arrays = []
     for file in files:
-        with _reading(file):
+        with reading(file, NUMPY):
             arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
     return from_arrays(arrays[0], arrays[1], name=f"npy:{path}")
-
-
-@contextmanager
-def _reading(path: str | Path) -> Iterator[None]:
-    """Turn what NumPy and zipfile say about a bad file into an error that names it."""
-    try:
-        yield
-    except FileNotFoundError:
-        raise DataError(f"no file {path}") from None
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as NumPy arrays ({error}); was it cut short?") from None
 
 
 def _channels_first(images: npt.NDArray[Any], layout: Layout | None, name: str) -> npt.NDArray[Any]:
@@ -176,9 +146,7 @@ def _check_pixels(images: npt.NDArray[Any], name: str) -> None:
     if images.dtype.kind != "f":
         raise InputError(f"images of {name} must be uint8, or floats in [0, 1], got {images.dtype}")
     for first in range(0, len(images), BATCH_SIZE):
-        part = images[first : first + BATCH_SIZE]
-        if not (part.min() >= 0 and part.max() <= 1):
-            raise InputError(
-                f"images of {name} must lie in [0, 1] or be uint8, got [{part.min():.3f}, {part.max():.3f}] "
-                f"in images {first}..{first + len(part) - 1}; divide bytes by 255, and leave normalisation to the model"
-            )
+        try:
+            check_images(unit_range(images[first : first + BATCH_SIZE]), first=first)
+        except InputError as error:
+            raise InputError(f"{name}: {error}") from None

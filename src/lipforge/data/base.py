@@ -1,16 +1,22 @@
 """What every data set of lipforge offers, and the small helpers that they share."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset
 
-from lipforge.batching import ImageData
-from lipforge.errors import InputError
+from lipforge.batching import BATCH_SIZE, ImageData
+from lipforge.errors import DataError, InputError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -39,18 +45,40 @@ class DataSet(ImageData, Protocol):
         ...
 
 
-@runtime_checkable
-class Streams(Protocol):
-    """A data set with a way of its own to read many images in a given order."""
+class Indexed(Dataset[tuple[Tensor, int]]):
+    """What torch's map-style data sets and `DataSet` ask for, by `batch` and `__len__` alone."""
 
-    def stream(self, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]: ...
+    find_training: Callable[[], DataSet] | None = None
+
+    @property
+    def training(self) -> DataSet | None:
+        """The training images that belong to this test set; found and read when first asked for."""
+        return self.find_training() if self.find_training else None
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __getitem__(self, index: int) -> tuple[Tensor, int]:
+        # As Python counts, negative from the end; IndexError ends a `for` loop over the set.
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"index {index} is outside a set of {len(self)} images")
+        images, labels = self.batch([index % len(self)])
+        return images[0], int(labels[0])
+
+    def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
+        """Images (N, C, H, W) in [0, 1] as float32 and labels (N,) at these positions."""
+        raise NotImplementedError
+
+    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
+        """All images and labels in order."""
+        return stream(self, np.arange(len(self)), batch_size)
 
 
-def stream(data: ImageData, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The images at `indices` in that order, batch by batch, by the fastest way that `data` has."""
+def stream(data: Any, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The images of `data` at `indices` in that order, batch by batch; by its own `stream` where it has one."""
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    if isinstance(data, Streams):
+    if hasattr(data, "stream"):
         yield from data.stream(indices, batch_size)
         return
     for chunk in chunks(indices, batch_size):
@@ -77,13 +105,6 @@ def check_indices(indices: Indices, count: int) -> Ints:
     return checked
 
 
-def position(index: int, count: int) -> int:
-    """`index` as Python counts, negative from the end; IndexError ends a `for` loop over the set."""
-    if not -count <= index < count:
-        raise IndexError(f"index {index} is outside a set of {count} images")
-    return index % count
-
-
 def unit_range(images: npt.NDArray[Any]) -> Tensor:
     """Bytes divided by 255, floats as they are, as float32; `images` must be a fresh array, it may be used as it is."""
     if images.dtype == np.uint8:
@@ -103,3 +124,15 @@ def content_digest(pieces: Iterable[tuple[npt.NDArray[Any], Ints]]) -> str:
     for targets in labels:
         digest.update(targets.astype("<i8").tobytes())
     return digest.hexdigest()
+
+
+@contextmanager
+def reading(name: str | Path, what: str) -> Iterator[None]:
+    """Turn what a decoder raises on a damaged file into an error that names the file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise DataError(f"no file {name}") from None
+    # Pillow raises SyntaxError for a broken PNG.
+    except (OSError, EOFError, ValueError, SyntaxError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{name} is not {what} ({error}); was it cut short?") from None

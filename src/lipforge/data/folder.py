@@ -9,14 +9,23 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream, unit_range
-from lipforge.data.decode import FILTERS, Interpolation
-from lipforge.data.listing import Listing, class_folders, find_parts, list_files, read_listing
+from lipforge.data.base import Indexed, Indices, Ints, check_indices, unit_range
+from lipforge.data.images import (
+    FILTERS,
+    Decoded,
+    Interpolation,
+    Listing,
+    Prepare,
+    class_folders,
+    decode_batch,
+    decode_files,
+    find_parts,
+    list_files,
+    read_listing,
+)
 from lipforge.data.split import shuffled
-from lipforge.data.workers import Decoded, Prepare, decode_files
 from lipforge.errors import DataError, InputError
 from lipforge.progress import progress
 
@@ -52,9 +61,14 @@ class FolderOptions:
         if self.workers is not None and self.workers < 0:
             raise InputError(f"workers must not be negative, got {self.workers}")
 
+    @property
+    def prepare(self) -> Prepare:
+        """How each image is resized and cropped."""
+        return Prepare(self.resize, self.crop, self.interpolation)
+
 
 @dataclass(frozen=True, eq=False)
-class FolderData(Dataset[tuple[Tensor, int]]):
+class FolderData(Indexed):
     """The images of a folder; worker processes decode them ahead of the reader, and none stays in memory.
 
     Build it with `open_folder`. `seed` says how its files were drawn (None: all of them); `skipped` names the files
@@ -79,16 +93,6 @@ class FolderData(Dataset[tuple[Tensor, int]]):
         return self.listing.class_names
 
     @property
-    def training(self) -> DataSet | None:
-        """The images in train/, where the folder holds val/ and train/."""
-        return self.find_training() if self.find_training else None
-
-    @property
-    def prepare(self) -> Prepare:
-        """How each image is resized and cropped."""
-        return Prepare(self.options.resize, self.options.crop, self.options.interpolation)
-
-    @property
     def labels(self) -> Ints:
         """The label of every image."""
         return self.listing.labels
@@ -96,23 +100,20 @@ class FolderData(Dataset[tuple[Tensor, int]]):
     def __len__(self) -> int:
         return len(self.listing)
 
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        images, labels = self.batch([position(index, len(self))])
-        return images[0], int(labels[0])
-
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Images (N, 3, crop, crop) in [0, 1] and labels (N,) at these positions, decoded in this process."""
         at = check_indices(indices, len(self))
-        return self._checked(next(decode_files(self.listing, self.prepare, at, max(len(at), 1), workers=0)))
-
-    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels in order, decoded ahead in worker processes."""
-        return stream(self, np.arange(len(self)), batch_size)
+        return self._checked(decode_batch(self.listing, self.options.prepare, at))
 
     def stream(self, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:
         """The images at `indices` in that order, decoded ahead in worker processes."""
-        for decoded in decode_files(self.listing, self.prepare, indices, batch_size, self.options.workers):
+        for decoded in self.decode(indices, batch_size):
             yield self._checked(decoded)
+
+    def decode(self, indices: Ints | None = None, batch_size: int = BATCH_SIZE) -> Iterator[Decoded]:
+        """Bytes, labels and unreadable files at `indices` (None: all of them), batch by batch."""
+        at = np.arange(len(self)) if indices is None else indices
+        return decode_files(self.listing, self.options.prepare, at, batch_size, self.options.workers)
 
     def describe(self) -> dict[str, Any]:
         """Where the images came from and how they were prepared, ready for JSON."""
@@ -160,29 +161,19 @@ def open_folder(
     return _without_unreadable(data) if options.on_error == "skip" else data
 
 
-def find_unreadable(data: FolderData) -> list[tuple[int, str]]:
-    """Index and reason of every file of `data` that cannot be decoded."""
-    every = np.arange(len(data))
+def _without_unreadable(data: FolderData) -> FolderData:
     failures: list[tuple[int, str]] = []
     with progress(f"decoding {data.name}", len(data)) as step:
-        for decoded in decode_files(data.listing, data.prepare, every, BATCH_SIZE, data.options.workers):
+        for decoded in data.decode():
             failures += decoded.failures
             step(len(decoded.labels) + len(decoded.failures), f"{len(failures)} unreadable")
-    return failures
-
-
-def _without_unreadable(data: FolderData) -> FolderData:
-    failures = find_unreadable(data)
     if not failures:
         return data
     bad = [index for index, _ in failures]
     if len(bad) == len(data):
         raise DataError(f"none of the {len(bad)} images of {data.name} can be read; the first is {failures[0][1]}")
-    warnings.warn(f"left out {len(bad)} unreadable images of {data.name}: {_first_few(failures)}", stacklevel=3)
+    more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
+    first = "; ".join(reason for _, reason in failures[:3])
+    warnings.warn(f"left out {len(bad)} unreadable images of {data.name}: {first}{more}", stacklevel=3)
     kept = data.listing.pick(np.delete(np.arange(len(data)), bad))
     return replace(data, listing=kept, skipped=tuple(str(data.listing.path(index)) for index in bad))
-
-
-def _first_few(failures: list[tuple[int, str]], most: int = 3) -> str:
-    more = f" and {len(failures) - most} more" if len(failures) > most else ""
-    return "; ".join(reason for _, reason in failures[:most]) + more

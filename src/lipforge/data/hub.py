@@ -1,7 +1,7 @@
 """Hugging Face `datasets` objects as lipforge data; the package itself is needed only to open a folder it saved."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,20 +10,17 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import Dataset
 
-from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import Bytes, DataSet, Indices, check_indices, position, stream, unit_range
-from lipforge.data.decode import prepare, to_bytes
-from lipforge.data.workers import Prepare
+from lipforge.data.base import Bytes, DataSet, Indexed, Indices, check_indices, unit_range
+from lipforge.data.images import Prepare, to_bytes
 from lipforge.errors import DataError, InputError, missing_extra
 
 TEST_NAMES = ("test", "validation", "val")
-AS_IT_IS = Prepare(None, None, "bicubic")
+AS_IT_IS = Prepare()
 
 
 @dataclass(frozen=True, eq=False)
-class HubData(Dataset[tuple[Tensor, int]]):
+class HubData(Indexed):
     """The images and labels in two columns of a Hugging Face data set, decoded as they are asked for."""
 
     name: str
@@ -35,17 +32,8 @@ class HubData(Dataset[tuple[Tensor, int]]):
     prepare: Prepare = AS_IT_IS
     find_training: Callable[[], DataSet] | None = field(default=None, repr=False)
 
-    @property
-    def training(self) -> DataSet | None:
-        """The "train" split, where the object has a test split beside it."""
-        return self.find_training() if self.find_training else None
-
     def __len__(self) -> int:
         return len(self.rows)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        images, labels = self.batch([position(index, len(self))])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions."""
@@ -57,10 +45,6 @@ class HubData(Dataset[tuple[Tensor, int]]):
             raise DataError(f"{self.name} has images of different sizes, {sorted(shapes)}; give resize and crop")
         labels = torch.tensor([self._label(row[self.label], index) for index, row in zip(at, rows, strict=True)])
         return unit_range(np.stack(images)) if images else torch.zeros(0, 3, 1, 1), labels.long()
-
-    def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels in order."""
-        return stream(self, np.arange(len(self)), batch_size)
 
     def describe(self) -> dict[str, Any]:
         """Where the images came from and how they were prepared, ready for JSON."""
@@ -74,8 +58,8 @@ class HubData(Dataset[tuple[Tensor, int]]):
                 f"ds.cast_column('{self.image}', datasets.Image()) decodes files"
             )
         if image.mode == "L":
-            return np.asarray(prepare(image, *self.prepare), dtype=np.uint8)[None]
-        return to_bytes(prepare(image.convert("RGB"), *self.prepare))
+            return np.asarray(self.prepare(image), dtype=np.uint8)[None]
+        return to_bytes(self.prepare(image.convert("RGB")))
 
     def _label(self, label: Any, index: int) -> int:
         if not isinstance(label, int) or not 0 <= label < self.classes:
@@ -99,12 +83,9 @@ def from_hugging_face(
         test = next((split for split in TEST_NAMES if split in ds), None)
         if test is None:
             raise InputError(f"{name} has the splits {', '.join(ds)}, none of {', '.join(TEST_NAMES)}; give ds[split]")
-        training = None
-        if "train" in ds:
-            train = partial(from_hugging_face, ds["train"], image=image, label=label)
-            training = partial(train, name=f"{name}:train", prepare=prepare)
-        found = from_hugging_face(ds[test], image=image, label=label, name=f"{name}:{test}", prepare=prepare)
-        return HubData(name, found.rows, found.image, found.label, found.classes, found.class_names, prepare, training)
+        columns = partial(from_hugging_face, image=image, label=label, prepare=prepare)
+        training = partial(columns, ds["train"], name=f"{name}:train") if "train" in ds else None
+        return replace(columns(ds[test], name=f"{name}:{test}"), name=name, find_training=training)
     if not hasattr(ds, "features") or not hasattr(ds, "__len__"):
         raise InputError(f"ds must be a datasets.Dataset that is not streamed, got {type(ds).__name__}")
     image = image or _only_column(ds, "Image", "image", name)

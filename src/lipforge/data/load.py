@@ -1,27 +1,27 @@
-"""A data set from one line of text, and what names such a line may use."""
+"""A data set from one line of text, what names such a line may use, and a report on what a set holds."""
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
-from lipforge.data.archive import find_file
+import numpy as np
+import numpy.typing as npt
+
+from lipforge.batching import BATCH_SIZE
 from lipforge.data.arrays import ArrayData, from_arrays, read_npy, read_npz
-from lipforge.data.base import DataSet
-from lipforge.data.cache import cached_path
-from lipforge.data.folder import FolderOptions, open_folder
+from lipforge.data.base import DataSet, Ints, content_digest
+from lipforge.data.fetch import cached_path, find_file, load_known
+from lipforge.data.folder import FolderData, FolderOptions, open_folder
+from lipforge.data.formats import read_idx, read_pair
 from lipforge.data.hub import AS_IT_IS, open_hub_folder
-from lipforge.data.idx import read_idx, read_pair
-from lipforge.data.known import CIFAR10_CLASSES, KNOWN, SPLITS, Split, idx_layout
-from lipforge.data.sample import COUNT, load_sample
-from lipforge.data.sources import load_known
+from lipforge.data.known import KNOWN, SAMPLE, SPLITS, Split, idx_layout, load_sample
 from lipforge.data.split import take
-from lipforge.data.workers import Prepare
 from lipforge.errors import DataError, InputError
+from lipforge.progress import progress
 
-SAMPLE = "cifar10-sample"
 PATH_KINDS = {
     "folder": "image folder, one sub-folder per class; val/ beside train/ is understood",
     "npz": "NumPy archive with the arrays images and labels",
@@ -41,6 +41,25 @@ class DataEntry:
     classes: int | None
     image: tuple[int, ...] | None
     ready: bool
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What `check_data` saw: `count` images that could be read, `unreadable` files that could not.
+
+    `low` and `high` are the extreme pixel values in [0, 1]; `digest` is the identity of what was read.
+    """
+
+    name: str
+    count: int
+    classes: int
+    class_names: tuple[str, ...]
+    histogram: tuple[int, ...]
+    image: tuple[int, ...]
+    low: float
+    high: float
+    digest: str
+    unreadable: tuple[str, ...]
 
 
 def load_data(
@@ -80,20 +99,17 @@ def load_data(
 
 def list_data() -> list[DataEntry]:
     """Every name that `load_data` knows, and every kind of path."""
-    sample = dict.fromkeys(SPLITS, COUNT)
     named = [
         DataEntry(
-            known.name,
-            known.title,
-            known.counts,
-            len(known.class_names),
-            known.image,
-            all(cached_path(known, split).exists() for split in SPLITS),
+            name=known.name,
+            holds=known.title,
+            counts=known.counts,
+            classes=len(known.class_names),
+            image=known.image,
+            ready=known is SAMPLE or all(cached_path(known, split).exists() for split in SPLITS),
         )
-        for known in KNOWN.values()
+        for known in (*KNOWN.values(), SAMPLE)
     ]
-    title = "first images of CIFAR-10, part of lipforge"
-    named.append(DataEntry(SAMPLE, title, sample, len(CIFAR10_CLASSES), (3, 32, 32), ready=True))
     return named + [DataEntry(f"{kind}:PATH", holds, {}, None, None, True) for kind, holds in PATH_KINDS.items()]
 
 
@@ -103,13 +119,45 @@ def get_data(name: str, *, root: str | Path | None = None, download: bool = True
     return next(entry for entry in list_data() if entry.name == name)
 
 
+def check_data(
+    spec: str, *, root: str | Path | None = None, folder: FolderOptions | None = None, download: bool = True
+) -> DataReport:
+    """Decode every image that `spec` names and report counts, range, digest and files that cannot be read.
+
+    Two sets with the same digest are the same, image by image and label by label; for sets known by name it is the
+    digest that lipforge pins.
+    """
+    if spec.startswith("folder:"):
+        # Skipping would hide what this is asked to find.
+        folder = replace(folder or FolderOptions(), on_error="raise")
+    data = load_data(spec, root=root, folder=folder, download=download)
+    seen = _Seen(data)
+    digest = content_digest(seen.pieces())
+    if not seen.shapes:
+        raise DataError(f"none of the {len(seen.unreadable)} images of {spec} can be read: {seen.unreadable[0]}")
+    if len(seen.shapes) > 1:
+        raise DataError(f"{spec} has images of different sizes, {sorted(seen.shapes)}; set resize and crop")
+    return DataReport(
+        spec,
+        int(seen.histogram.sum()),
+        data.classes,
+        data.class_names,
+        tuple(seen.histogram.tolist()),
+        seen.shapes.pop(),
+        seen.low,
+        seen.high,
+        digest,
+        tuple(seen.unreadable),
+    )
+
+
 def _read_named(name: str, split: str, root: str | Path | None, download: bool) -> ArrayData:
-    if name not in (*KNOWN, SAMPLE):
+    if name not in (*KNOWN, SAMPLE.name):
         raise InputError(_unknown(name, split))
     if split not in ("", *SPLITS):
         raise InputError(f"'{name}:{split}' names no split of {name}; it has {', '.join(SPLITS)}")
     wanted = cast(Split, split or "test")
-    data = load_sample(wanted) if name == SAMPLE else load_known(KNOWN[name], wanted, root=root, download=download)
+    data = load_sample(wanted) if name == SAMPLE.name else load_known(KNOWN[name], wanted, root=root, download=download)
     if split:
         return data
     training = partial(_read_named, name, "train", root, download)
@@ -123,8 +171,7 @@ def _read_path(kind: str, path: str, folder: FolderOptions | None) -> DataSet:
         return read_npy(path)
     if kind == "idx":
         return _read_idx_folder(Path(path), "test")
-    prepare = AS_IT_IS if folder is None else Prepare(folder.resize, folder.crop, folder.interpolation)
-    return open_hub_folder(path, prepare)
+    return open_hub_folder(path, AS_IT_IS if folder is None else folder.prepare)
 
 
 def _read_idx_folder(folder: Path, split: Split) -> ArrayData:
@@ -151,11 +198,50 @@ def _path_in(spec: str) -> str:
 
 
 def _unknown(name: str, rest: str) -> str:
-    names = [*KNOWN, SAMPLE, *PATH_KINDS]
+    names = [*KNOWN, SAMPLE.name, *PATH_KINDS]
     near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
     hint = f"; did you mean {' or '.join(near)}?" if near else ""
     spec = f"{name}:{rest}" if rest else name
     if Path(spec).is_dir():
         hint = f"; did you mean folder:{spec}?"
     kinds = ", ".join(f"{kind}:PATH" for kind in PATH_KINDS)
-    return f"no data set '{name}'{hint} Known names: {', '.join([*KNOWN, SAMPLE])}; or {kinds}"
+    return f"no data set '{name}'{hint} Known names: {', '.join([*KNOWN, SAMPLE.name])}; or {kinds}"
+
+
+class _Seen:
+    """What has been read so far, gathered while the pieces pass by on their way to the digest."""
+
+    def __init__(self, data: DataSet) -> None:
+        self.data = data
+        self.histogram = np.zeros(data.classes, dtype=np.int64)
+        self.shapes: set[tuple[int, ...]] = set()
+        self.low, self.high = np.inf, -np.inf
+        self.unreadable: list[str] = []
+
+    def pieces(self) -> Iterator[tuple[npt.NDArray[Any], Ints]]:
+        with progress(f"checking {self.data.name}", len(self.data)) as step:
+            for images, labels, failures in _read(self.data):
+                self.unreadable += failures
+                step(len(labels) + len(failures), f"{len(self.unreadable)} unreadable" if self.unreadable else "")
+                if len(labels):
+                    self._look(images, labels)
+                    yield images, labels
+
+    def _look(self, images: npt.NDArray[Any], labels: Ints) -> None:
+        scale = 255 if images.dtype == np.uint8 else 1
+        self.shapes.add(images.shape[1:])
+        self.histogram += np.bincount(labels, minlength=len(self.histogram))
+        self.low, self.high = min(self.low, float(images.min()) / scale), max(self.high, float(images.max()) / scale)
+
+
+def _read(data: DataSet) -> Iterator[tuple[npt.NDArray[Any], Ints, list[str]]]:
+    """Images as they are kept (bytes or float32), labels, and what could not be read, batch by batch."""
+    if isinstance(data, FolderData):
+        for decoded in data.decode():
+            yield decoded.images.numpy(), decoded.labels.numpy(), [reason for _, reason in decoded.failures]
+        return
+    floats = isinstance(data, ArrayData) and data.images.dtype != np.uint8
+    for images, labels in data.batches(BATCH_SIZE):
+        # A byte k comes as k / 255, which times 255 rounds to k again.
+        kept = images.numpy() if floats else images.mul(255).round().byte().numpy()
+        yield kept, labels.numpy(), []

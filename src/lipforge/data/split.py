@@ -1,4 +1,4 @@
-"""Disjoint parts of a data set, chosen by index and reproducible for ever."""
+"""Disjoint parts of a data set, chosen by index, the same for the same seed on every machine."""
 
 import hashlib
 from collections.abc import Iterator
@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 from torch import Tensor
-from torch.utils.data import Dataset
 
 from lipforge.batching import BATCH_SIZE, ImageData
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, position, stream
+from lipforge.data.base import DataSet, Indexed, Indices, Ints, check_indices, stream
 from lipforge.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class View(Dataset[tuple[Tensor, int]]):
+class View(Indexed):
     """Some images of a data set, by index; nothing is copied or read before it is asked for.
 
     `indices` are positions in `data`. `seed` says how they were drawn (None: not at random).
@@ -43,10 +42,6 @@ class View(Dataset[tuple[Tensor, int]]):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        images, labels = self.data.batch([int(self.indices[position(index, len(self))])])
-        return images[0], int(labels[0])
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions of the view."""
@@ -89,41 +84,32 @@ def split(
     Parts that are drawn come in random order, so a prefix of one is again a random sample. The order depends on
     (seed, index) alone: not on the platform, on library versions or on any global random state.
     """
-    for name, count in (("calibration", calibration), ("validation", validation), ("test", test)):
-        if count is not None and count < 0:
+    for name, count in (("calibration", calibration), ("validation", validation), ("test", test or 0)):
+        if count < 0:
             raise InputError(f"{name} must not be negative, got {count}")
     _check_data(data)
     training = getattr(data, "training", None)
     source: ImageData = data if training is None else training
-    drawn = calibration + validation + ((test or 0) if training is None else 0)
+    first, second = calibration, calibration + validation
+    drawn = second if training is not None else second + (test or 0)
     if drawn > len(source):
         raise InputError(
             f"{source.name} has {len(source)} images, too few for {drawn} "
             f"(calibration {calibration}, validation {validation}{'' if training else f', test {test or 0}'})"
         )
     order = shuffled(len(source), seed)
-    first, second = calibration, calibration + validation
     parts = (
         view(source, order[:first], name=f"{source.name}/calibration", seed=seed),
         view(source, order[first:second], name=f"{source.name}/validation", seed=seed),
     )
-    if training is not None:
-        return (*parts, _test_view(data, test, seed))
-    rest = order[second:] if test is None else order[second : second + test]
-    return (*parts, view(data, rest, name=f"{data.name}/test", seed=seed))
-
-
-def _check_data(data: object) -> None:
-    if not isinstance(data, ImageData):
-        raise InputError(f"data must be a data set (load_data, from_arrays), got {type(data).__name__}")
-
-
-def _test_view(data: ImageData, test: int | None, seed: int) -> View:
+    name = f"{data.name}/test"
+    if training is None:
+        return (*parts, view(data, order[second:][:test], name=name, seed=seed))
     if test is None:
-        return view(data, np.arange(len(data)), name=f"{data.name}/test")
+        return (*parts, view(data, np.arange(len(data)), name=name))
     if test > len(data):
         raise InputError(f"{data.name} has {len(data)} images, too few for test {test}")
-    return view(data, shuffled(len(data), seed)[:test], name=f"{data.name}/test", seed=seed)
+    return (*parts, view(data, shuffled(len(data), seed)[:test], name=name, seed=seed))
 
 
 def take(data: ImageData, limit: int, seed: int | None = None) -> View:
@@ -158,3 +144,8 @@ def shuffled(count: int, seed: int) -> Ints:
         key *= np.uint64(factor)
     key ^= key >> np.uint64(31)
     return np.argsort(key, kind="stable").astype(np.int64)
+
+
+def _check_data(data: object) -> None:
+    if not isinstance(data, ImageData):
+        raise InputError(f"data must be a data set (load_data, from_arrays), got {type(data).__name__}")

@@ -4,16 +4,3 @@ from lipforge.evaluation.estimates import PROBE, estimate
 from lipforge.evaluation.robust import BATCH_SIZE, clean_accuracy, evaluate, task_name
 from lipforge.evaluation.sweeps import sweep, sweep_name
 from lipforge.evaluation.transfers import REFINE, transfer
-
-__all__ = [
-    "BATCH_SIZE",
-    "PROBE",
-    "REFINE",
-    "clean_accuracy",
-    "estimate",
-    "evaluate",
-    "sweep",
-    "sweep_name",
-    "task_name",
-    "transfer",
-]

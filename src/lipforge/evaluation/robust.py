@@ -12,8 +12,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack, AttackResult, attack_text
-from lipforge.attacks.base import check_labels, logits_of
 from lipforge.attacks.folding import CHECKED
+from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageData, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.progress import progress

@@ -1,5 +1,6 @@
 """Accuracy over many eps and attacks in one run: the layout of the paper's FGSM/PGD and CW tables."""
 
+import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lipforge.attacks import FGSM, Attack, attack_text
-from lipforge.attacks.base import check_labels, logits_of
+from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import accuracies, joined, prepared_once, read_notes, spent, task_name, totals
@@ -129,7 +130,7 @@ def sweep_shard(
         part = shard.at(at)
         result = attack.run(
             classifier, *part[:2], threat=threat, seed=seed, sample_ids=part.ids, clean_logits=clean[at],
-            watch=None if watch is None else lambda name, threat=threat: watch(f"{name}, {threat}"),
+            watch=functools.partial(_tell, watch, threat),
         )  # fmt: skip
         robust[at] = ~result.broken
         for place, word in zip(at.tolist(), result.outcome, strict=True):
@@ -137,6 +138,11 @@ def sweep_shard(
         records.append({"carried": carried, "outcome": list(outcome), **spent(result, started)})
     records[0]["forwards"] += len(shard.x)  # the clean images
     return records
+
+
+def _tell(watch: Watch | None, threat: Threat, attack: str) -> None:
+    if watch is not None:
+        watch(f"{attack}, {threat}")
 
 
 def suspicions(rows: Sequence[SweepRow], attacks: Sequence[Attack]) -> list[Note]:

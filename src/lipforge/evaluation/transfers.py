@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lipforge.attacks import Attack, attack_text, norms, refine
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks.queries import is_misclassified
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import (

@@ -8,37 +8,3 @@ from lipforge.forge.masks import Mask, MeanCentred, Piecewise, Smooth, Step, par
 from lipforge.forge.recipe import Recipe, load_recipe, recipe_of, save_recipe
 from lipforge.forge.sites import RULES, Site, Survey, find_sites
 from lipforge.forge.views import forged, plain, smooth_backward, straight_through
-
-__all__ = [
-    "RULES",
-    "Fold",
-    "Forge",
-    "Mask",
-    "MeanCentred",
-    "Piecewise",
-    "Recipe",
-    "Site",
-    "Smooth",
-    "Step",
-    "Survey",
-    "ZeroCounts",
-    "calibrate_",
-    "count_zeros",
-    "find_sites",
-    "fold_",
-    "forge_",
-    "forged",
-    "forges",
-    "insert_",
-    "load_fold",
-    "load_recipe",
-    "parse_mask",
-    "plain",
-    "recipe_of",
-    "remove_",
-    "save_recipe",
-    "set_mode_",
-    "set_ratio_",
-    "smooth_backward",
-    "straight_through",
-]

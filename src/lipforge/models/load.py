@@ -1,20 +1,32 @@
 """Any model by name: bundled, own architecture, RobustBench, timm, torchvision, or the user's own function."""
 
-from collections.abc import Sequence
+import contextlib
+import importlib.util
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from types import ModuleType
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, WeightsError
-from lipforge.models.architectures import EXAMPLES, build_architecture, is_architecture, parse_architecture
-from lipforge.models.cards import bundled_names, load_bundled, read_card
-from lipforge.models.functions import build_from_function
-from lipforge.models.names import suggest
+from lipforge.errors import InputError, ModelError, WeightsError
+from lipforge.models.architectures import (
+    EXAMPLES,
+    build_architecture,
+    bundled_names,
+    is_architecture,
+    load_bundled,
+    parse_architecture,
+    read_card,
+    suggest,
+)
 from lipforge.models.packages import timm_model, timm_names, torchvision_model, torchvision_names
 from lipforge.models.robustbench import robustbench_entries, robustbench_model
-from lipforge.models.weights import find_weights, load_weights_
+from lipforge.models.weights import Wanted, load_weights_
 
 Kind = Literal["bundled", "architecture", "robustbench", "timm", "torchvision"]
 
@@ -22,6 +34,11 @@ FORMS = (
     "a bundled name, an architecture (resnet20, wrn-28-10:classes=100), robustbench:dataset/threat/name, timm:name, "
     "torchvision:name, package.module:function or path/to/file.py:function"
 )
+_PACKAGES: dict[str, tuple[Callable[[str, Wanted], nn.Module], Callable[[], Sequence[str]]]] = {
+    "robustbench": (robustbench_model, lambda: list(robustbench_entries())),
+    "timm": (timm_model, timm_names),
+    "torchvision": (torchvision_model, torchvision_names),
+}
 
 
 def load_model(
@@ -38,7 +55,7 @@ def load_model(
     `weights` is a local file and wins over everything else; "file.pt#ema" names one of several state dicts in it.
     Otherwise `weights_dir` is searched for the file's usual name, then the package's own download is tried.
     `pretrained=False` gives random weights that depend on `seed` only. A function of the user decides about its
-    own weights; `weights`, if given, are put over them.
+    own weights; `weights`, if given, replace them.
     """
     if weights is not None and not pretrained:
         raise InputError(f"weights={str(weights)!r} and pretrained=False (--no-weights) exclude each other")
@@ -49,7 +66,7 @@ def load_model(
     # Constructors draw from the global generator; it is put back, so that loading changes no one else's numbers.
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = _load(spec, weights, weights_dir, pretrained, classes)
+        model = _load(spec, Wanted(weights, weights_dir, pretrained, classes))
     return model.eval()
 
 
@@ -62,67 +79,134 @@ def list_models(kinds: Sequence[Kind] = ("bundled", "architecture")) -> dict[str
     return {kind: _names(kind) for kind in kinds}
 
 
-def _load(
-    spec: str, weights: str | Path | None, weights_dir: str | Path | None, pretrained: bool, classes: int | None
-) -> nn.Module:
-    scheme, _, name = spec.partition(":")
-    if scheme == "robustbench":
-        return robustbench_model(name, weights, weights_dir, pretrained=pretrained, classes=classes)
-    if scheme in ("timm", "torchvision"):
-        build = timm_model if scheme == "timm" else torchvision_model
-        return build(name, weights, weights_dir, pretrained=pretrained, classes=classes)
-    if spec in bundled_names():
-        model = _bundled(spec, pretrained and weights is None, classes)
-    elif is_architecture(spec):
-        return _architecture(spec, weights, weights_dir, pretrained, classes)
-    elif name and "=" not in name:
-        model = build_from_function(spec, classes)
-    else:
-        known = [*bundled_names(), *EXAMPLES]
-        raise InputError(f"no model {spec!r}: expected {FORMS}{suggest(scheme, known)}")
-    if weights_dir is not None:
-        raise InputError(f"weights_dir (--weights-dir) does not apply to {spec!r}; give a file (--weights)")
-    if weights is not None:
-        load_weights_(model, weights)
+def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
+    """The module that `package.module:function` or `path/to/file.py:function` returns, called without arguments.
+
+    `classes` is passed on if the function takes an argument of that name (or `num_classes`).
+    """
+    place, _, name = spec.rpartition(":")
+    function = _find(_import(place), name, place)
+    arguments = _class_argument(function, classes, spec)
+    try:
+        inspect.signature(function).bind(**arguments)
+    except TypeError as error:
+        raise InputError(f"{spec} must work without arguments, but Python says: {error}") from None
+    model = function(**arguments)
+    if not isinstance(model, nn.Module):
+        raise ModelError(f"{spec} must return a torch.nn.Module, got {type(model).__name__}")
     return model
 
 
-def _bundled(name: str, pretrained: bool, classes: int | None) -> nn.Module:
+def _load(spec: str, wanted: Wanted) -> nn.Module:
+    scheme, _, name = spec.partition(":")
+    if scheme in _PACKAGES:
+        return _PACKAGES[scheme][0](name, wanted)
+    if spec in bundled_names():
+        model = _bundled(spec, wanted)
+    elif is_architecture(spec):
+        return _architecture(spec, wanted)
+    elif name and "=" not in name:
+        model = build_from_function(spec, wanted.classes)
+    else:
+        raise InputError(f"no model {spec!r}: expected {FORMS}{suggest(scheme, [*bundled_names(), *EXAMPLES])}")
+    if wanted.weights_dir is not None:
+        raise InputError(f"weights_dir (--weights-dir) does not apply to {spec!r}; give a file (--weights)")
+    if wanted.weights is not None:
+        load_weights_(model, wanted.weights)
+    return model
+
+
+def _bundled(name: str, wanted: Wanted) -> nn.Module:
     found = read_card(name).arguments.get("classes", 10)
-    if classes not in (None, found):
-        raise InputError(f"the bundled model {name!r} has {found} classes, not {classes}")
-    return load_bundled(name, pretrained=pretrained)
+    if wanted.classes not in (None, found):
+        raise InputError(f"the bundled model {name!r} has {found} classes, not {wanted.classes}")
+    return load_bundled(name, pretrained=wanted.pretrained and wanted.weights is None)
 
 
-def _architecture(
-    spec: str, weights: str | Path | None, weights_dir: str | Path | None, pretrained: bool, classes: int | None
-) -> nn.Module:
+def _architecture(spec: str, wanted: Wanted) -> nn.Module:
     name, arguments = parse_architecture(spec)
-    if classes is not None and arguments.setdefault("classes", classes) != classes:
-        raise InputError(f"{spec!r} and classes={classes} contradict each other")
+    if wanted.classes is not None and arguments.setdefault("classes", wanted.classes) != wanted.classes:
+        raise InputError(f"{spec!r} and classes={wanted.classes} contradict each other")
     model = build_architecture(name, arguments)
-    if pretrained and weights is None:
-        weights = find_weights(weights_dir, [f"{name}{suffix}" for suffix in (".safetensors", ".pt", ".pth")])
-        if weights is None:
-            raise WeightsError(
-                f"{name} is an architecture without weights of its own{f' in {weights_dir}' if weights_dir else ''}: "
-                "give a file (--weights) or take random weights (--no-weights, pretrained=False)"
-            )
+    weights = wanted.local([f"{name}{suffix}" for suffix in (".safetensors", ".pt", ".pth")])
     if weights is not None:
         load_weights_(model, weights)
+    elif wanted.pretrained:
+        raise WeightsError(
+            f"{name} is an architecture without weights of its own"
+            f"{f' in {wanted.weights_dir}' if wanted.weights_dir else ''}: "
+            "give a file (--weights) or use random weights (--no-weights, pretrained=False)"
+        )
     return model
 
 
 def _names(kind: str) -> list[str]:
-    match kind:
-        case "bundled":
-            return bundled_names()
-        case "architecture":
-            return list(EXAMPLES)
-        case "robustbench":
-            return [f"robustbench:{name}" for name in robustbench_entries()]
-        case "timm":
-            return [f"timm:{name}" for name in timm_names()]
-        case "torchvision":
-            return [f"torchvision:{name}" for name in torchvision_names()]
-    raise InputError(f"no kind of model {kind!r}; there are bundled, architecture, robustbench, timm and torchvision")
+    if kind == "bundled":
+        return bundled_names()
+    if kind == "architecture":
+        return list(EXAMPLES)
+    if kind not in _PACKAGES:
+        kinds = f"bundled, architecture, {', '.join(_PACKAGES)}"
+        raise InputError(f"no kind of model {kind!r}; expected one of {kinds}")
+    return [f"{kind}:{name}" for name in _PACKAGES[kind][1]()]
+
+
+def _import(place: str) -> ModuleType:
+    try:
+        if place.endswith(".py"):
+            return _import_file(Path(place))
+        with _search_path(Path.cwd()):
+            return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        hint = " (a file is given as path/to/file.py:function)" if error.name == place.split(".")[0] else ""
+        raise InputError(f"cannot import {place}: {error}{hint}") from error
+    except (ImportError, SyntaxError, OSError) as error:
+        raise InputError(f"cannot import {place}: {error}") from error
+
+
+def _import_file(path: Path) -> ModuleType:
+    path = path.expanduser().resolve()
+    if not path.is_file():
+        raise InputError(f"no file {path}")
+    # Known to sys.modules, and without dots in the name, so that classes are found again when a model is unpickled.
+    name = "lipforge_file_" + re.sub(r"\W", "_", str(path))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None  # a .py file always has a spec and a loader
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        with _search_path(path.parent):
+            spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+@contextlib.contextmanager
+def _search_path(directory: Path) -> Iterator[None]:
+    """Let imports find the user's neighbouring files, as `python file.py` would."""
+    sys.path.insert(0, str(directory))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(directory))
+
+
+def _find(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
+    return function  # type: ignore[no-any-return]  # getattr of a module is Any; callable() was just checked
+
+
+def _class_argument(function: Callable[..., Any], classes: int | None, spec: str) -> dict[str, int]:
+    if classes is None:
+        return {}
+    taken = inspect.signature(function).parameters
+    for name in ("classes", "num_classes"):
+        if name in taken:
+            return {name: classes}
+    raise InputError(f"classes={classes} was asked for, but {spec} has no argument 'classes' or 'num_classes'")

@@ -13,77 +13,65 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra
-from lipforge.models.names import suggest
-from lipforge.models.normalize import Normalize
-from lipforge.models.weights import Adapt, find_weights, load_weights_
+from lipforge.models.architectures import suggest
+from lipforge.models.layers import Normalize
+from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
+# Operators live as long as the library that declared them.
+_declared: list[Any] = []
 
 
 def import_package(name: str) -> Any:
     """An optional package, or the error that says how to get one that works."""
     try:
         with quiet():
+            _import_torchvision()
             return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        raise missing_extra(error.name or name, "zoo") from error
     except ImportError as error:
-        raise _missing(name, error) from error
+        raise ModelError(f"{name} cannot be imported: {error}") from error
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
         raise ModelError(
             f"{name} cannot be imported: the installed torchvision was built for another torch than "
-            f"{torch.__version__} ({error}); install the pair that belongs together, from the same index"
+            f"{torch.__version__} ({error}); install versions that belong together, from the same index"
         ) from error
 
 
-def timm_model(
-    name: str,
-    weights: str | Path | None = None,
-    weights_dir: str | Path | None = None,
-    *,
-    pretrained: bool = True,
-    classes: int | None = None,
-) -> nn.Module:
+def timm_model(name: str, wanted: Wanted) -> nn.Module:
     """A timm model behind the normalisation of its own configuration."""
     timm = import_package("timm")
     if name.split(".")[0] not in timm_names():
         raise InputError(f"timm has no model {name!r}{suggest(name.split('.')[0], timm_names())}")
-    local = weights or (find_weights(weights_dir, [f"{name}{suffix}" for suffix in _SUFFIXES]) if pretrained else None)
-    online = pretrained and local is None
+    local = wanted.local([f"{name}{suffix}" for suffix in _SUFFIXES])
+    online = wanted.pretrained and local is None
     if online:
         config = timm.get_pretrained_cfg(name)
-        _check_pretrained(f"timm:{name}", bool(config.hf_hub_id or config.url), classes, config.num_classes)
-    arguments = {} if classes is None else {"num_classes": classes}
+        _check_pretrained(f"timm:{name}", bool(config.hf_hub_id or config.url), wanted.classes, config.num_classes)
     with quiet(), downloading(f"timm:{name}") if online else contextlib.nullcontext():
-        network = timm.create_model(name, pretrained=online, **arguments)
+        network = timm.create_model(name, pretrained=online, **_head(wanted))
     model = normalized(network, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
     if local is not None:
         load_weights_(model, local, adapt=layout_filter(network))
     return model
 
 
-def torchvision_model(
-    name: str,
-    weights: str | Path | None = None,
-    weights_dir: str | Path | None = None,
-    *,
-    pretrained: bool = True,
-    classes: int | None = None,
-) -> nn.Module:
+def torchvision_model(name: str, wanted: Wanted) -> nn.Module:
     """A torchvision classifier behind the normalisation of its default weights."""
     models = import_package("torchvision").models
     if name not in torchvision_names():
         raise InputError(f"torchvision has no classifier {name!r}{suggest(name, torchvision_names())}")
     default = models.get_model_weights(name).DEFAULT
     file = default.url.rsplit("/", 1)[-1]
-    files = [file, *(f"{name}{suffix}" for suffix in _SUFFIXES)]
-    local = weights or (find_weights(weights_dir, files) if pretrained else None)
-    if pretrained and local is None:
-        _check_pretrained(f"torchvision:{name}", True, classes, len(default.meta["categories"]))
+    local = wanted.local([file, *(f"{name}{suffix}" for suffix in _SUFFIXES)])
+    if wanted.pretrained and local is None:
+        _check_pretrained(f"torchvision:{name}", True, wanted.classes, len(default.meta["categories"]))
         local = download(default.url, Path(torch.hub.get_dir()) / "checkpoints" / file)
-    arguments = {} if classes is None else {"num_classes": classes}
     with quiet():
-        network = models.get_model(name, weights=None, **arguments)
+        network = models.get_model(name, weights=None, **_head(wanted))
     # torchvision sets this for its own Inception and GoogLeNet weights, which expect another normalisation.
     if local is not None and Path(local).name == file and hasattr(network, "transform_input"):
         network.transform_input = True
@@ -138,8 +126,7 @@ def downloading(what: str, way_out: str = "download the file elsewhere and name 
     except LipforgeError:
         raise
     except Exception as error:  # requests, urllib, hub clients and sockets each have their own
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"the weights of {what} could not be downloaded ({reason}); {way_out}") from error
+        raise WeightsError(f"the weights of {what} could not be downloaded ({first_line(error)}); {way_out}") from error
 
 
 @contextlib.contextmanager
@@ -152,15 +139,40 @@ def quiet() -> Iterator[None]:
 
 def _check_pretrained(spec: str, has_weights: bool, classes: int | None, found: int) -> None:
     if not has_weights:
-        raise WeightsError(f"{spec} has no pretrained weights; give a file (--weights) or take none (--no-weights)")
+        raise WeightsError(
+            f"{spec} has no pretrained weights; give a file (--weights) or use random weights (--no-weights)"
+        )
     if classes is not None and classes != found:
         raise WeightsError(
             f"the pretrained weights of {spec} have {found} classes, not {classes}; give a file with {classes} "
-            "(--weights) or take random weights (--no-weights)"
+            "(--weights) or use random weights (--no-weights)"
         )
 
 
-def _missing(name: str, error: ImportError) -> LipforgeError:
-    if isinstance(error, ModuleNotFoundError):
-        return missing_extra(error.name or name, "zoo")
-    return ModelError(f"{name} cannot be imported: {error}")
+def _head(wanted: Wanted) -> dict[str, int]:
+    return {} if wanted.classes is None else {"num_classes": wanted.classes}
+
+
+def _import_torchvision() -> None:
+    """Import torchvision if it is installed, also where its compiled operators cannot be loaded.
+
+    PyPI's torchvision is a CUDA build. Beside a CPU build of torch its library does not load; torchvision accepts
+    that, but its import fails because it asks for two operators by name. No classifier calls them, so it is enough to
+    declare them. That happens only after torchvision failed: one with working operators never gets here.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ModuleNotFoundError:
+        return  # a package that needs it will say so
+    except RuntimeError as error:
+        if _declared or "operator torchvision::" not in str(error):
+            raise
+        # A fragment leaves the name "torchvision" free for the library itself.
+        library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]  # torch's own
+        _declared.append(library)
+        for operator in ("nms", "qnms"):
+            if not hasattr(torch.ops.torchvision, operator):
+                library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        for module in [module for module in sys.modules if module.partition(".")[0] == "torchvision"]:
+            del sys.modules[module]  # what the failed import left behind
+        importlib.import_module("torchvision")

@@ -1,6 +1,8 @@
-"""ResNets for 32x32 images: ResNet-20, 32, 44, 56, 110 (He et al. 2016a) and PreActResNet-18 (He et al. 2016b).
+"""Residual networks for 32x32 images, with the parameter names of public CIFAR checkpoints.
 
-Parameter names are the ones that public CIFAR checkpoints use (`layer1.0.conv1`, `linear`).
+ResNet-20, 32, 44, 56, 110 (He et al. 2016a) and PreActResNet-18 (He et al. 2016b) use `layer1.0.conv1` and `linear`;
+WideResNet-depth-width (Zagoruyko and Komodakis 2016), with ReLU or SiLU, uses the names of the TRADES and AWP
+checkpoints, `block1.layer.0.convShortcut` and `fc`.
 """
 
 from collections.abc import Sequence
@@ -10,8 +12,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.models.layers import conv1x1, conv3x3, init_residual_
-from lipforge.models.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
+from lipforge.models.layers import (
+    CIFAR10_MEAN,
+    CIFAR10_STD,
+    Activation,
+    Normalize,
+    activation_layer,
+    conv1x1,
+    conv3x3,
+    init_residual_,
+    stage,
+)
 
 Shortcut = Literal["pad", "conv"]
 
@@ -45,7 +56,24 @@ def preact_resnet18(
     std: Sequence[float] = CIFAR10_STD,
 ) -> "PreActResNet":
     """PreActResNet-18: four stages of two pre-activation blocks, batch norm and ReLU before the head."""
-    return PreActResNet((2, 2, 2, 2), width, classes, Normalize(mean, std))
+    return PreActResNet(2, width, classes, Normalize(mean, std))
+
+
+def wide_resnet(
+    depth: int = 28,
+    width: int = 10,
+    classes: int = 10,
+    *,
+    activation: Activation = "relu",
+    mean: Sequence[float] = CIFAR10_MEAN,
+    std: Sequence[float] = CIFAR10_STD,
+) -> "WideResNet":
+    """A WideResNet of `depth` = 6n + 4 layers: three stages of n blocks with 16, 32 and 64 times `width` channels."""
+    if depth < 10 or depth % 6 != 4:
+        raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 34, 70, ...), got {depth}")
+    if width < 1:
+        raise InputError(f"width must be at least 1, got {width}")
+    return WideResNet((depth - 4) // 6, width, classes, activation, Normalize(mean, std))
 
 
 class ResNet(nn.Module):
@@ -56,16 +84,11 @@ class ResNet(nn.Module):
         self.normalize = normalize
         self.conv1 = conv3x3(3, width)
         self.bn1 = nn.BatchNorm2d(width)
-        self.layer1 = self._stage(width, width, blocks, 1, shortcut)
-        self.layer2 = self._stage(width, 2 * width, blocks, 2, shortcut)
-        self.layer3 = self._stage(2 * width, 4 * width, blocks, 2, shortcut)
+        self.layer1 = stage(BasicBlock, (width, width), blocks, 1, shortcut)
+        self.layer2 = stage(BasicBlock, (width, 2 * width), blocks, 2, shortcut)
+        self.layer3 = stage(BasicBlock, (2 * width, 4 * width), blocks, 2, shortcut)
         self.linear = nn.Linear(4 * width, classes)
         init_residual_(self)
-
-    @staticmethod
-    def _stage(in_channels: int, channels: int, blocks: int, stride: int, shortcut: Shortcut) -> nn.Sequential:
-        first = BasicBlock(in_channels, channels, stride, shortcut)
-        return nn.Sequential(first, *(BasicBlock(channels, channels, 1, shortcut) for _ in range(blocks - 1)))
 
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(self.normalize(images))))
@@ -111,27 +134,23 @@ class PadShortcut(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """Stem without batch norm, stages of `PreActBlock`, batch norm, ReLU, average pool, linear head."""
+    """Stem without batch norm, four stages of `PreActBlock`, batch norm, ReLU, average pool, linear head."""
 
-    def __init__(self, blocks: Sequence[int], width: int, classes: int, normalize: Normalize) -> None:
+    def __init__(self, blocks: int, width: int, classes: int, normalize: Normalize) -> None:
         super().__init__()
         self.normalize = normalize
         self.conv1 = conv3x3(3, width)
-        channels = width
-        for stage, count in enumerate(blocks):
-            in_channels, channels = channels, width * 2**stage
-            first = PreActBlock(in_channels, channels, stride=1 if stage == 0 else 2)
-            rest = (PreActBlock(channels, channels, stride=1) for _ in range(count - 1))
-            self.add_module(f"layer{stage + 1}", nn.Sequential(first, *rest))
-        self.stages = len(blocks)
-        self.bn = nn.BatchNorm2d(channels)
-        self.linear = nn.Linear(channels, classes)
+        self.layer1 = stage(PreActBlock, (width, width), blocks, 1)
+        self.layer2 = stage(PreActBlock, (width, 2 * width), blocks, 2)
+        self.layer3 = stage(PreActBlock, (2 * width, 4 * width), blocks, 2)
+        self.layer4 = stage(PreActBlock, (4 * width, 8 * width), blocks, 2)
+        self.bn = nn.BatchNorm2d(8 * width)
+        self.linear = nn.Linear(8 * width, classes)
         init_residual_(self)
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv1(self.normalize(images))
-        for stage in range(self.stages):
-            x = self.get_submodule(f"layer{stage + 1}")(x)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         logits: Tensor = self.linear(F.relu(self.bn(x)).mean(dim=(2, 3)))
         return logits
 
@@ -152,4 +171,59 @@ class PreActBlock(nn.Module):
         activated = F.relu(self.bn1(x))
         carried = x if self.shortcut is None else self.shortcut(activated)
         out: Tensor = carried + self.conv2(F.relu(self.bn2(self.conv1(activated))))
+        return out
+
+
+class WideResNet(nn.Module):
+    """Stem, three stages of `WideBlock`, batch norm, activation, average pool, linear head."""
+
+    def __init__(self, blocks: int, width: int, classes: int, activation: Activation, normalize: Normalize) -> None:
+        super().__init__()
+        self.normalize = normalize
+        self.conv1 = conv3x3(3, 16)
+        self.block1 = WideStage((16, 16 * width), blocks, 1, activation)
+        self.block2 = WideStage((16 * width, 32 * width), blocks, 2, activation)
+        self.block3 = WideStage((32 * width, 64 * width), blocks, 2, activation)
+        self.bn1 = nn.BatchNorm2d(64 * width)
+        self.activation = activation_layer(activation)
+        self.fc = nn.Linear(64 * width, classes)
+        init_residual_(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.conv1(self.normalize(images))
+        x = self.block3(self.block2(self.block1(x)))
+        logits: Tensor = self.fc(self.activation(self.bn1(x)).mean(dim=(2, 3)))
+        return logits
+
+
+class WideStage(nn.Module):
+    """A `stage` behind the name `layer`, as checkpoints have it."""
+
+    def __init__(self, shape: tuple[int, int], blocks: int, stride: int, activation: Activation) -> None:
+        super().__init__()
+        self.layer = stage(WideBlock, shape, blocks, stride, activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.layer(x)
+        return out
+
+
+class WideBlock(nn.Module):
+    """`x' + conv2(act(bn2(conv1(a))))` with `a = act(bn1(x))`; a block that changes the width takes x' from a."""
+
+    def __init__(self, in_channels: int, channels: int, stride: int, activation: Activation) -> None:
+        super().__init__()
+        self.bn1 = nn.BatchNorm2d(in_channels)
+        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.bn2 = nn.BatchNorm2d(channels)
+        self.conv2 = conv3x3(channels, channels)
+        # Two modules, so that masks in front of activations (MeanSparse) keep their statistics apart.
+        self.activation1, self.activation2 = activation_layer(activation), activation_layer(activation)
+        # A stride always comes with more channels here, except in WRN-d-1's first stage, which has stride 1.
+        self.convShortcut = conv1x1(in_channels, channels, stride) if in_channels != channels else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        activated = self.activation1(self.bn1(x))
+        carried = x if self.convShortcut is None else self.convShortcut(activated)
+        out: Tensor = carried + self.conv2(self.activation2(self.bn2(self.conv1(activated))))
         return out

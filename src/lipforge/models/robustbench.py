@@ -16,10 +16,9 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, ModelError
-from lipforge.models.checkpoint import read_checkpoint
-from lipforge.models.names import suggest
+from lipforge.models.architectures import suggest
 from lipforge.models.packages import downloading, import_package, layout_filter, quiet
-from lipforge.models.weights import find_weights, load_weights_
+from lipforge.models.weights import Wanted, find_weights, load_weights_, read_checkpoint
 
 # Tensors in published checkpoints that RobustBench itself leaves aside.
 _LEFTOVERS = (".scores", "model_preact_hl1.1.weight")
@@ -44,27 +43,20 @@ class Entry:
         return [f"{place}{suffix}" for place in places for suffix in _SUFFIXES]
 
 
-def robustbench_model(
-    spec: str,
-    weights: str | Path | None = None,
-    weights_dir: str | Path | None = None,
-    *,
-    pretrained: bool = True,
-    classes: int | None = None,
-) -> nn.Module:
+def robustbench_model(spec: str, wanted: Wanted) -> nn.Module:
     """A model of RobustBench: from `weights`, from a file in `weights_dir`, or by RobustBench's download."""
     entry = find_entry(spec)
-    expected = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[entry.dataset]
-    if classes not in (None, expected):
-        raise InputError(f"robustbench:{spec} has {expected} classes, not {classes}")
-    model = _build(entry, expected)
-    if weights is not None:
-        _load_(model, entry, [str(weights)])
-    elif pretrained and entry.drive_ids:
+    classes = {"cifar10": 10, "cifar100": 100, "imagenet": 1000}[entry.dataset]
+    if wanted.classes not in (None, classes):
+        raise InputError(f"robustbench:{spec} has {classes} classes, not {wanted.classes}")
+    model = _build(entry, classes)
+    if wanted.weights is not None:
+        _load_(model, entry, [str(wanted.weights)])
+    elif wanted.pretrained and entry.drive_ids:
         parts = range(len(entry.drive_ids))
-        _load_(model, entry, [str(_local_or_download(entry, part, weights_dir)) for part in parts])
-    elif pretrained and entry.timm_name:
-        _load_timm_(model, entry, weights_dir)
+        _load_(model, entry, [str(_local_or_download(entry, part, wanted.weights_dir)) for part in parts])
+    elif wanted.pretrained and entry.timm_name:
+        _load_timm_(model, entry, wanted.weights_dir)
     return model
 
 
@@ -102,7 +94,7 @@ def import_robustbench() -> Any:
     """The module `robustbench.model_zoo`.
 
     RobustBench's evaluation imports `autoattack`, which PyPI does not have, and the package imports its evaluation
-    first of all. `pyautoattack` is the same code under another name; it stands in during the import and no longer.
+    first of all. `pyautoattack` is the same code under another name; it takes that name during the import only.
     """
     import_package("timm")
     aliases: list[str] = []
@@ -116,6 +108,18 @@ def import_robustbench() -> Any:
     finally:
         for alias in aliases:
             del sys.modules[alias]
+
+
+def carried_masks(model: nn.Module) -> list[str]:
+    """The names of the modules in `model` that are MeanSparse masks: forging it would add masks to masks.
+
+    Such a mask is a module without parameters that keeps a mean, a variance and a threshold as buffers. RobustBench
+    defines that class five times in as many files, so it is known by what it holds and not by its type.
+
+    >>> carried_masks(nn.BatchNorm2d(3))
+    []
+    """
+    return [name for name, module in model.named_modules() if _is_mean_sparse(module)]
 
 
 def _build(entry: Entry, classes: int) -> nn.Module:
@@ -198,3 +202,8 @@ def _load_timm_(model: nn.Module, entry: Entry, weights_dir: str | Path | None) 
     with quiet(), downloading(entry.name):
         loaded = timm.create_model(entry.timm_name, pretrained=True)
     model.load_state_dict(loaded.state_dict())
+
+
+def _is_mean_sparse(module: nn.Module) -> bool:
+    buffers = {name for name, _ in module.named_buffers(recurse=False)}
+    return {"running_mean", "running_var", "threshold"} <= buffers and not list(module.parameters(recurse=False))

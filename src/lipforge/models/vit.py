@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.models.normalize import CIFAR10_MEAN, CIFAR10_STD, Normalize
+from lipforge.models.layers import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
 # timm's vision transformers use this epsilon; torch's default is ten times larger.
 LAYER_NORM_EPS = 1e-6
@@ -31,29 +31,23 @@ def vit(
     if dim % heads:
         raise InputError(f"dim must be a multiple of heads, got {dim} and {heads}")
     tokens = (image_size // patch_size) ** 2
-    return VisionTransformer(dim, depth, heads, classes, tokens, patch_size, mlp_ratio, Normalize(mean, std))
+    patches, blocks = PatchEmbed(dim, patch_size), nn.Sequential(*(Block(dim, heads, mlp_ratio) for _ in range(depth)))
+    return VisionTransformer(patches, blocks, (tokens, dim), classes, Normalize(mean, std))
 
 
 class VisionTransformer(nn.Module):
-    """Patches to tokens, `depth` blocks, layer norm, linear head on the class token."""
+    """Patches to tokens, blocks, layer norm, linear head on the class token; `shape` is (tokens, dim)."""
 
     def __init__(
-        self,
-        dim: int,
-        depth: int,
-        heads: int,
-        classes: int,
-        tokens: int,
-        patch_size: int,
-        mlp_ratio: int,
-        normalize: Normalize,
+        self, patches: "PatchEmbed", blocks: nn.Sequential, shape: tuple[int, int], classes: int, normalize: Normalize
     ) -> None:
         super().__init__()
+        tokens, dim = shape
         self.normalize = normalize
-        self.patch_embed = PatchEmbed(dim, patch_size)
+        self.patch_embed = patches
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
-        self.blocks = nn.Sequential(*(Block(dim, heads, mlp_ratio) for _ in range(depth)))
+        self.blocks = blocks
         self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(dim, classes)
         self._init_()

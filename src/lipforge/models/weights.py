@@ -1,23 +1,48 @@
-"""A checkpoint's tensors into a model: unwrapped, matched name by name, and never by halves."""
+"""Checkpoint files, read without ever running what is in them, and their tensors put into a model: all or none."""
 
+import pickle
+import re
+import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from lipforge.errors import WeightsError
-from lipforge.models.checkpoint import StateDict, read_checkpoint, state_dicts
 
+StateDict = Mapping[str, Tensor]
 Adapt = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
 
+_NOT_CHECKPOINTS = [
+    (rb"\s*<(!doctype|html|head|\?xml)", "a web page, not a checkpoint: the download gave an error or a login page"),
+    (rb"version https://git-lfs", "a Git LFS pointer, not the file itself: run 'git lfs pull'"),
+    (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf", "a compressed archive: unpack it first"),
+]
 # What DataParallel, torch.compile, averaging and normalising wrappers put in front of a name.
 _PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "ema.", "ema_model.")
 # The constructor of the model knows these constants, and old checkpoints lack them.
 _CONSTANTS = ("mean", "std", "mu", "sigma", "num_batches_tracked")
 _LEFTOVERS = ("n_averaged",)
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What `load_model` was asked for: a file, a directory to search, trained weights at all, how many classes."""
+
+    weights: str | Path | None = None
+    weights_dir: str | Path | None = None
+    pretrained: bool = True
+    classes: int | None = None
+
+    def local(self, names: list[str]) -> str | Path | None:
+        """`weights`, else the first of these files in `weights_dir`; None with random weights."""
+        return self.weights or (find_weights(self.weights_dir, names) if self.pretrained else None)
 
 
 def load_weights_(
@@ -51,7 +76,7 @@ def load_weights_(
 
 @dataclass(frozen=True)
 class Match:
-    """Which tensor of a checkpoint goes where, and what stands in the way."""
+    """Which tensor of a checkpoint goes where, and what does not fit."""
 
     tensors: dict[str, Tensor] = field(repr=False)
     missing: list[str]
@@ -70,7 +95,7 @@ class Match:
     def __str__(self) -> str:
         parts = [("missing", self.missing), ("unexpected", self.unexpected), ("of another shape", self.wrong_shape)]
         told = [f"{len(names)} {what} ({_examples(names)})" for what, names in parts if names]
-        return f"{len(self.tensors)} tensors have their place, {', '.join(told)}{self.hint}"
+        return f"{len(self.tensors)} tensors match, {', '.join(told)}{self.hint}"
 
 
 def match_names(model: nn.Module, state: StateDict, *, ignore: tuple[str, ...] = ()) -> Match:
@@ -180,3 +205,77 @@ def _examples(names: list[str], count: int = 3) -> str:
 
 def _shape(tensor: Tensor) -> str:
     return "x".join(str(size) for size in tensor.shape) or "scalar"
+
+
+def read_checkpoint(path: str | Path) -> Any:
+    """What the file holds: a state dict or a nest of dicts with one inside, all tensors on the CPU.
+
+    Safetensors files and files of `torch.save` are read; of the latter only tensors and plain containers
+    (`weights_only=True`). A file that asks for anything else is refused, and nothing of it is run.
+    """
+    path = Path(path)
+    start = _start_of(path)
+    for pattern, complaint in _NOT_CHECKPOINTS:
+        if re.match(pattern, start, flags=re.IGNORECASE):
+            raise WeightsError(f"{path} is {complaint}")
+    if start[8:9] == b"{":
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise WeightsError(f"{path} is a damaged or cut short safetensors file ({error})") from None
+    if start.startswith(b"PK") and not zipfile.is_zipfile(path):
+        raise WeightsError(f"{path} is cut short ({path.stat().st_size:,} bytes): download or copy it again")
+    if not start.startswith((b"PK", b"\x80")):
+        raise WeightsError(f"{path} is neither a safetensors file nor one of torch.save (it starts with {start[:8]!r})")
+    return _read_torch(path)
+
+
+def state_dicts(checkpoint: Any, depth: int = 4) -> dict[str, StateDict]:
+    """Every state dict in a checkpoint by the key that leads to it ("" for the whole file).
+
+    >>> list(state_dicts({"epoch": 3, "net": {"fc.weight": torch.zeros(1)}, "optimizer": {"state": {}}}))
+    ['net']
+    """
+    if not isinstance(checkpoint, Mapping) or not checkpoint or depth == 0:
+        return {}
+    # Optimizers number their state with integers; whatever is below is not a model.
+    named = {key: value for key, value in checkpoint.items() if isinstance(key, str)}
+    tensors = {key: value for key, value in named.items() if isinstance(value, Tensor)}
+    found: dict[str, StateDict] = {"": tensors} if tensors else {}
+    for key, value in named.items():
+        for inner, state in state_dicts(value, depth - 1).items():
+            found[f"{key}/{inner}" if inner else key] = state
+    return found
+
+
+def _start_of(path: Path) -> bytes:
+    if path.is_dir():
+        raise WeightsError(f"{path} is a directory; name the checkpoint file in it")
+    try:
+        with path.open("rb") as file:
+            start = file.read(256)
+    except FileNotFoundError:
+        raise WeightsError(f"no checkpoint file {path}") from None
+    except OSError as error:
+        raise WeightsError(f"cannot read {path}: {error.strerror}") from None
+    if not start:
+        raise WeightsError(f"{path} is empty: download or copy it again")
+    return start
+
+
+def _read_torch(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle raises whatever its broken bytes lead to
+        wanted = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
+        if wanted is None:
+            raise WeightsError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from None
+        raise WeightsError(
+            f"{path} was refused: to load it, Python would have to call {wanted[1]}, and a checkpoint must not run "
+            "code. If you trust its origin, load it there and save model.state_dict() alone"
+        ) from None
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in its first line, or its type where it says nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

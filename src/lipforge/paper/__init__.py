@@ -2,15 +2,3 @@
 
 from lipforge.paper.checklist import RULES, Finding, Rule, RuleCount, TableAudit, check_table
 from lipforge.paper.tables import Published, load_paper, read_table
-
-__all__ = [
-    "RULES",
-    "Finding",
-    "Published",
-    "Rule",
-    "RuleCount",
-    "TableAudit",
-    "check_table",
-    "load_paper",
-    "read_table",
-]

@@ -8,17 +8,6 @@ from lipforge.reports.tables import Column, Share, Table
 if TYPE_CHECKING:
     from lipforge.reports.gallery import make_gallery
 
-__all__ = [
-    "Column",
-    "Report",
-    "ReportWarning",
-    "Share",
-    "Table",
-    "build_report",
-    "make_gallery",
-    "write_report",
-]
-
 
 def __getattr__(name: str) -> Any:
     if name != "make_gallery":

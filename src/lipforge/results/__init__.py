@@ -55,53 +55,6 @@ RESULTS: dict[str, type[Any]] = {
     )
 }
 
-__all__ = [
-    "FORMAT",
-    "MISCLASSIFIED",
-    "OLDER",
-    "RESULTS",
-    "ROBUST",
-    "VERDICTS",
-    "Analysis",
-    "AuditNote",
-    "AuditReport",
-    "AuditRow",
-    "CertifiedImage",
-    "CertifyCost",
-    "CertifyResult",
-    "Check",
-    "CleanResult",
-    "Comparison",
-    "CurvePoint",
-    "DemoResult",
-    "Effort",
-    "Estimate",
-    "Gallery",
-    "GalleryItem",
-    "LayerReport",
-    "NetworkReport",
-    "Note",
-    "ProductBound",
-    "RatioScore",
-    "RobustResult",
-    "SearchResult",
-    "Setting",
-    "Spread",
-    "Stage",
-    "StageKey",
-    "SweepResult",
-    "SweepRow",
-    "TransferResult",
-    "Verdict",
-    "VerdictForm",
-    "common_order",
-    "curve_point",
-    "from_record",
-    "merge_notes",
-    "numbered",
-    "record",
-]
-
 
 def record(result: Any) -> dict[str, Any]:
     """A result as a JSON object that says what it is: its kind, the format, and its fields.

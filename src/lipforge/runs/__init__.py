@@ -5,19 +5,3 @@ from lipforge.runs.identity import environment, slug
 from lipforge.runs.rundir import RunDir, open_task
 from lipforge.runs.tasks import Compute, Task, digest_of
 from lipforge.runs.workers import Status, work
-
-__all__ = [
-    "SHARD_SIZE",
-    "Compute",
-    "Experiment",
-    "RunDir",
-    "Shard",
-    "Status",
-    "Task",
-    "Watch",
-    "digest_of",
-    "environment",
-    "open_task",
-    "slug",
-    "work",
-]

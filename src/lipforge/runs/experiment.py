@@ -41,7 +41,7 @@ class Shard(NamedTuple):
 
     def split(self, size: int) -> "list[Shard]":
         """The same images in batches."""
-        return [Shard(*parts) for parts in zip(*(tensor.split(size) for tensor in self), strict=True)]
+        return [Shard(*parts) for parts in zip(*(torch.split(tensor, size) for tensor in self), strict=True)]
 
 
 @dataclass(frozen=True)

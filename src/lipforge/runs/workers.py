@@ -147,6 +147,6 @@ def _store() -> Iterator[Store | None]:
     # A fresh name: the store outlives this piece of work and even the ranks, which torchrun may restart.
     name = [f"lipforge-{secrets.token_hex(8)}"]
     dist.broadcast_object_list(name)
-    yield dist.PrefixStore(name[0], open_store(join=True))  # type: ignore[attr-defined, arg-type]  # no stubs
+    yield dist.PrefixStore(name[0], open_store(join=True))  # type: ignore[arg-type]  # no stubs
     # The store may live in the first rank, which must not go before the others have read everything.
     dist.barrier()

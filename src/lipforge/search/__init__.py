@@ -3,5 +3,3 @@
 from lipforge.search.choose import RATIOS, Metric, choose_ratio
 from lipforge.search.score import check_picture, plot_tradeoff
 from lipforge.search.screen import RECHECK, SKIP_ABOVE
-
-__all__ = ["RATIOS", "RECHECK", "SKIP_ABOVE", "Metric", "check_picture", "choose_ratio", "plot_tradeoff"]

@@ -8,6 +8,7 @@ from typing import Any
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import joined, read_notes
 from lipforge.results import ROBUST, Note, RatioScore, SearchResult, Setting, merge_notes
+from lipforge.results.search import Status
 from lipforge.search.screen import COUNTS, TRANSFER, Pending, Records
 from lipforge.statistics import clopper_pearson, paired
 from lipforge.text import ratio_text
@@ -78,7 +79,7 @@ def attacked_score(
     counts = {name: sum(record[name] for record in records) for name in (*COUNTS, "skipped")}
     for cost in ("forwards", "backwards", "seconds"):  # on top of what the clean accuracy took
         counts[cost] += getattr(score, cost)
-    status = "base" if not score.ratio else "attacked" if len(outcome) == count else "stopped"
+    status: Status = "base" if not score.ratio else "attacked" if len(outcome) == count else "stopped"
     return replace(
         score,
         status=status,

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from lipforge import rng
 from lipforge.attacks import Attack, AttackResult, margin, norms, refine
-from lipforge.attacks.base import check_labels, logits_of
+from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard

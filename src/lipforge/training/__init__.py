@@ -2,5 +2,3 @@
 
 from lipforge.training.config import TrainConfig
 from lipforge.training.run import TrainResult, seeded, train
-
-__all__ = ["TrainConfig", "TrainResult", "seeded", "train"]

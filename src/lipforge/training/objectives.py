@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge import rng
-from lipforge.attacks.norms import project, random_start, steepest_step
+from lipforge.attacks import norms
 from lipforge.training.config import TrainConfig
 from lipforge.types import Threat
 
@@ -46,21 +46,23 @@ def craft(
     """
     if config.attack_steps == 0 or threat is None:
         return x
+    norm = norms.of(threat)
     with eval_mode(model):
         if config.method == "trades":
             noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=epoch)
-            x_adv = project(x + 0.001 * noise.to(x), x, threat)
+            x_adv = norm.project(x + 0.001 * noise.to(x), x, threat.eps)
             reference = model(x).detach()
         else:
-            x_adv = random_start(x, threat, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch)
+            x_adv = norm.random_start(
+                x, threat.eps, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch
+            )
             reference = None
         for _ in range(config.attack_steps):
             x_adv = x_adv.detach().requires_grad_()
             logits = model(x_adv)
             loss = F.cross_entropy(logits, y, reduction="sum") if reference is None else divergence(reference, logits)
             (gradient,) = torch.autograd.grad(loss, x_adv)
-            move = steepest_step(gradient, threat, step_size * threat.eps)
-            x_adv = project(x_adv.detach() + move, x, threat)
+            x_adv = norm.step(x_adv.detach(), gradient, step_size * threat.eps, x, threat.eps)
     return x_adv
 
 

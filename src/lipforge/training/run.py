@@ -19,8 +19,8 @@ from safetensors.torch import save as to_safetensors
 from torch import Tensor, nn
 
 from lipforge import rng
-from lipforge.attacks.base import is_fooled
 from lipforge.attacks.pgd import PGD
+from lipforge.attacks.queries import is_misclassified
 from lipforge.batching import BATCH_SIZE, ImageData, as_data, device_of
 from lipforge.errors import TrainingError
 from lipforge.progress import Step, progress
@@ -100,11 +100,11 @@ def probe(model: nn.Module, images: Tensor, labels: Tensor, *, threat: Threat, s
         for first in range(0, len(images), BATCH_SIZE):
             x, y = images[first : first + BATCH_SIZE], labels[first : first + BATCH_SIZE]
             ids = torch.arange(first, first + len(x), device=x.device)
-            right = ~is_fooled(model, x, y)
+            right = ~is_misclassified(model, x, y)
             x, y, ids = x[right], y[right], ids[right]
             x_adv = PROBE(model, x, y, threat=threat, seed=seed, sample_ids=ids)
             clean += len(x)
-            robust += int((~is_fooled(model, x_adv, y)).sum()) if len(x) else 0
+            robust += int((~is_misclassified(model, x_adv, y)).sum()) if len(x) else 0
     return Accuracy(clean / len(images), robust / len(images))
 
 

@@ -6,12 +6,12 @@ A new norm is a file `norms/<name>.py` with an object `NORM`, and its name in `l
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import ClassVar, cast, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
-from lipforge import types
+from lipforge import rng, types
 from lipforge.errors import InputError
 
 
@@ -21,15 +21,15 @@ class Norm:
 
     `order` is the p of the l_p norm. Three traits choose the form of an attack: `box` (the ball is a box, so Square
     fills windows with its faces), `smooth` (the squared norm has a gradient, so CW can minimise it) and `sparse` (the
-    best changes are sparse, so APGD and Square take sparse steps). A norm may lack what `only_some` lists.
+    best changes are sparse, so APGD and Square take sparse steps). A norm may lack `steepest_step`, `random_start` and
+    `to_hyperplane`; attacks that need them refuse it.
     """
 
-    name: ClassVar[types.Norm]
-    order: ClassVar[float]
-    box: ClassVar[bool] = False
-    smooth: ClassVar[bool] = False
-    sparse: ClassVar[bool] = False
-    only_some: ClassVar[tuple[str, ...]] = ("steepest_step", "random_start", "to_hyperplane")
+    name: types.Norm
+    order: float
+    box: bool = False
+    smooth: bool = False
+    sparse: bool = False
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """`x_adv` brought into the ball around `x` and into [0, 1]."""
@@ -44,8 +44,9 @@ class Norm:
         raise NotImplementedError
 
     def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
-        """The random numbers, in the shape of the images `like`, that `edge_start` scales to the ball."""
-        raise NotImplementedError
+        """Random numbers in the shape of the images `like`: Gaussian, so that every direction is equally likely."""
+        shape = tuple(like.shape[1:])
+        return rng.normal(seed, sample_ids, stream=stream, shape=shape, counter=counter, dtype=like.dtype)
 
     def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
         """The change of norm `size` that raises a linear function of that gradient most; 0 where the gradient is 0."""
@@ -86,7 +87,7 @@ class Norm:
         return in_range & (self.distance(x_adv - x) <= eps + slack)
 
     def has(self, operation: str) -> bool:
-        """Whether the norm has an operation of `only_some`."""
+        """Whether the norm has an operation that some norms lack."""
         return getattr(type(self), operation) is not getattr(Norm, operation)
 
     def require(self, *operations: str) -> None:
@@ -100,7 +101,7 @@ class Norm:
         known = [name for name in get_args(types.Norm) if of(name).has(operation)]
         return InputError(
             f"this attack knows the norms {' and '.join(known)}, got {self.name}; "
-            f"apgd, apgd-t and square know {self.name}"
+            f"for {self.name} use fast, autoattack, apgd, apgd-t or square"
         )
 
 

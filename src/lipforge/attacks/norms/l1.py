@@ -1,22 +1,16 @@
 """The sum of all changes: the best ones are sparse, so only APGD and Square know this norm."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lipforge import rng, types
 from lipforge.attacks.norms import Norm
 
 
 @dataclass(frozen=True)
 class L1(Norm):
-    """sum |d_i|."""
-
-    name: ClassVar[types.Norm] = "l1"
-    order: ClassVar[float] = 1
-    sparse: ClassVar[bool] = True
+    """sum |d_i|; its dual is the linf norm."""
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """The nearest point to `x_adv` in the ball and in [0, 1].
@@ -42,17 +36,10 @@ class L1(Norm):
         return (x + (change.sign() * kept).reshape(x.shape)).clamp(0.0, 1.0)
 
     def distance(self, change: Tensor) -> Tensor:
-        """sum |d_i|."""
         return change.abs().flatten(1).sum(dim=1)
 
     def dual_size(self, gradient: Tensor) -> Tensor:
-        """The linf norm."""
         return gradient.abs().flatten(1).amax(dim=1)
-
-    def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
-        """Gaussian."""
-        shape = tuple(like.shape[1:])
-        return rng.normal(seed, sample_ids, stream=stream, shape=shape, counter=counter, dtype=like.dtype)
 
     def edge_start(
         self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
@@ -65,4 +52,4 @@ class L1(Norm):
         return max(eps, 1.0)
 
 
-NORM = L1()
+NORM = L1("l1", 1, sparse=True)

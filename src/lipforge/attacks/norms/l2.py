@@ -2,22 +2,17 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lipforge import rng, types
+from lipforge import rng
 from lipforge.attacks.norms import Norm, nearest_on_hyperplane
 
 
 @dataclass(frozen=True)
 class L2(Norm):
-    """sqrt(sum d_i^2)."""
-
-    name: ClassVar[types.Norm] = "l2"
-    order: ClassVar[float] = 2
-    smooth: ClassVar[bool] = True
+    """sqrt(sum d_i^2); its own dual."""
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """`x_adv` shrunk onto the ball, then clamped to [0, 1], which keeps it in the ball as `x` lies in [0, 1]."""
@@ -26,17 +21,10 @@ class L2(Norm):
         return (x + change * shrink).clamp(0.0, 1.0)
 
     def distance(self, change: Tensor) -> Tensor:
-        """The length of the change."""
         return _length(change).flatten()
 
     def dual_size(self, gradient: Tensor) -> Tensor:
-        """The l2 norm again."""
         return _length(gradient).flatten()
-
-    def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
-        """Gaussian: every direction is equally likely."""
-        shape = tuple(like.shape[1:])
-        return rng.normal(seed, sample_ids, stream=stream, shape=shape, counter=counter, dtype=like.dtype)
 
     def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
         """`size` times the gradient at length 1."""
@@ -65,4 +53,4 @@ def _length(change: Tensor) -> Tensor:
     return length
 
 
-NORM = L2()
+NORM = L2("l2", 2, smooth=True)

@@ -2,33 +2,26 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from lipforge import rng, types
+from lipforge import rng
 from lipforge.attacks.norms import Norm, nearest_on_hyperplane
 
 
 @dataclass(frozen=True)
 class Linf(Norm):
-    """max |d_i|."""
-
-    name: ClassVar[types.Norm] = "linf"
-    order: ClassVar[float] = math.inf
-    box: ClassVar[bool] = True
+    """max |d_i|; its dual is the l1 norm."""
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """The nearest point to `x_adv` in the ball and in [0, 1]."""
         return torch.minimum(torch.maximum(x_adv, x - eps), x + eps).clamp(0.0, 1.0)
 
     def distance(self, change: Tensor) -> Tensor:
-        """max |d_i|."""
         return change.abs().flatten(1).amax(dim=1)
 
     def dual_size(self, gradient: Tensor) -> Tensor:
-        """The l1 norm."""
         return gradient.abs().flatten(1).sum(dim=1)
 
     def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
@@ -53,4 +46,4 @@ class Linf(Norm):
         return nearest_on_hyperplane(point, normal, excess, torch.ones_like(normal))
 
 
-NORM = Linf()
+NORM = Linf("linf", math.inf, box=True)

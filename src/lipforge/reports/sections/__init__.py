@@ -23,5 +23,3 @@ SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
     cost,
     provenance,
 )
-
-__all__ = ["SECTIONS", "about", "compare_runs"]

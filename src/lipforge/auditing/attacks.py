@@ -1,0 +1,228 @@
+"""Every attack of the audit on one shard of images: what counts is the union of what they break."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipforge.attacks import APGD, Attack, Refine, Square
+from lipforge.attacks.queries import check_labels, is_misclassified, logits_of
+from lipforge.auditing.pairs import Pair, Side, borrow, in_double
+from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, REFINED, SQUARE, TRANSFER, Plan
+from lipforge.results import MISCLASSIFIED, ROBUST, Note
+from lipforge.runs import Shard
+from lipforge.types import Classifier, Threat
+
+MOST_ROUNDS = 20
+"""How often the side with fewer gradients per robust image is attacked again, at most."""
+NEARLY = 10
+"""A difference in gradients per robust image that is left as it is."""
+LONGEST = 100
+"""Steps of one restart that makes up for a difference, at most."""
+
+
+def attack_shard(
+    pair: Pair,
+    shard: Shard,
+    prepared: tuple[Classifier, Classifier],
+    *,
+    threat: Threat,
+    plan: Plan,
+    watch: Callable[[str], None] = lambda stage: None,
+) -> dict[str, Any]:
+    """The outcome of each image of a shard on both sides, ready for JSON; `watch` is told each stage as it begins.
+
+    `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`.
+    """
+    started = time.perf_counter()
+    base, candidate = (
+        AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}")),
+        AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}")),
+    )
+    found = _run_stages(base, candidate, prepared, plan)
+    summaries = {"base": base.summary(), "candidate": candidate.summary()}
+    return {**summaries, **found, "seconds": time.perf_counter() - started}
+
+
+def _run_stages(
+    base: "AttackedSide", candidate: "AttackedSide", prepared: tuple[Classifier, Classifier], plan: Plan
+) -> dict[str, Any]:
+    """Run all stages in order, both sides alike.
+
+    Gives whether both are the `same` function, on which images the candidate withstands the points `transferred` from
+    the base's non-adaptive attack, and what float64 changed (`double`).
+    """
+    sides, views, seed = (base, candidate), list(candidate.side.views), plan.seed
+    for side, classifier in zip(sides, prepared, strict=True):
+        side.attack(NON_ADAPTIVE, classifier, plan.non_adaptive, seed=seed)
+    same, transferred = _same_function(base, candidate), candidate.correct(base.images)
+    _exchange(TRANSFER, base, candidate, steps=0, seed=seed)
+    for number, view in enumerate(views, start=1):
+        for side in sides:
+            side.attack(view, side.side.views[view], plan.adaptive, seed=seed + number)
+    _exchange(REFINED, base, candidate, steps=plan.refine, seed=seed)
+    for side in sides:
+        side.attack(LONGER, side.best, plan.longer, seed=seed + len(views) + 1)
+        if plan.square:
+            side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)
+    equal_budget(base, candidate, seed + len(views) + 2)
+    return {"same": same, "transferred": transferred, "double": attack_in_double(base, candidate, seed)}
+
+
+class AttackedSide:
+    """One side of the audit on one shard: which images are robust, what broke the others, and what that took.
+
+    `images` are the strongest points found so far. Labels that the classifier does not know and NaN are errors.
+    """
+
+    def __init__(self, side: Side, shard: Shard, threat: Threat, watch: Callable[[str], None] = lambda stage: None):
+        self.side, self.shard, self.threat, self.watch = side, shard, threat, watch
+        with torch.no_grad():
+            self.clean_logits = logits_of(side.classifier, shard.x, shard.ids)
+        check_labels(shard.y, self.clean_logits.shape[1])
+        correct = (self.clean_logits.argmax(dim=1) == shard.y).tolist()
+        self.outcome = [ROBUST if right else MISCLASSIFIED for right in correct]
+        self.images = shard.x.clone()
+        self.forwards = len(shard.x)
+        self.backwards = torch.zeros(len(shard.x), dtype=torch.int64)
+        self.gradients: dict[str, int] = {}
+        self.early_stopped: dict[str, set[int]] = {}
+        self.notes: list[tuple[str, Note]] = []
+
+    @property
+    def robust(self) -> list[int]:
+        """The positions of the images that nothing has broken yet."""
+        return [position for position, outcome in enumerate(self.outcome) if outcome == ROBUST]
+
+    @property
+    def effort(self) -> float:
+        """Gradients per robust image."""
+        return float(self.backwards[self.robust].double().mean()) if self.robust else 0.0
+
+    @property
+    def best_name(self) -> str:
+        """The view whose gradients broke most images so far; the first of equals."""
+        return max(self.side.views, key=self.outcome.count)
+
+    @property
+    def best(self) -> Classifier:
+        """That view itself, for the attacks that use only one."""
+        return self.side.views[self.best_name]
+
+    def attack(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
+        """Attack the robust images; every classifier here has the side's own logits, and those decide on success."""
+        positions = self.robust
+        if not positions:
+            return
+        self.watch(stage)
+        at = torch.tensor(positions, device=self.shard.x.device)
+        x, y, ids = self.shard.at(at)
+        clean = self.clean_logits[at]
+        result = attack.run(classifier, x, y, threat=self.threat, seed=seed, sample_ids=ids, clean_logits=clean)
+        self.images[at] = result.images
+        self.forwards += int(result.forwards.sum())
+        self.backwards[positions] += result.backwards.cpu()
+        self.gradients[stage] = self.gradients.get(stage, 0) + int(result.backwards.sum())
+        self.early_stopped[stage] = set(at[result.early_stopped].tolist())
+        self.notes += [(stage, note) for note in result.notes]
+        for position in at[result.broken].tolist():
+            self.outcome[position] = stage
+
+    def correct(self, images: Tensor) -> list[bool]:
+        """Which images (N,) the side's classifier puts into the true class."""
+        found: list[bool] = (~is_misclassified(self.side.classifier, images, self.shard.y)).tolist()
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """What the report needs of this side, ready for JSON.
+
+        `early_stopped` counts by stage the images that are robust at the end and that the stage stopped early;
+        `always_early_stopped` counts those that every gradient attack did.
+        """
+        robust = set(self.robust)
+        stages = (NON_ADAPTIVE, *self.side.views, LONGER)
+        return {
+            "outcome": self.outcome,
+            "notes": self.notes,
+            "early_stopped": {stage: len(at & robust) for stage, at in self.early_stopped.items()},
+            "always_early_stopped": len(robust.intersection(*(self.early_stopped.get(name, set()) for name in stages))),
+            "forwards": self.forwards,
+            "backwards": self.backwards.tolist(),
+            "gradients": self.gradients,
+        }
+
+
+@torch.no_grad()
+def _same_function(base: AttackedSide, candidate: AttackedSide) -> bool:
+    """Whether both give equal logits, bit for bit, on the clean images and on equal adversarial ones."""
+    if not torch.equal(base.clean_logits, candidate.clean_logits) or not torch.equal(base.images, candidate.images):
+        return False
+    return torch.equal(base.side.classifier(base.images), candidate.side.classifier(base.images))
+
+
+def _exchange(stage: str, base: AttackedSide, candidate: AttackedSide, *, steps: int, seed: int) -> None:
+    """Attack each side from the adversarial images of the opposite one, as they were before."""
+    starts = candidate.images.clone(), base.images.clone()
+    for side, start in zip((base, candidate), starts, strict=True):
+        attack = Refine(start[side.robust], steps=steps)
+        side.attack(stage, side.best if steps else side.side.classifier, attack, seed=seed)
+
+
+def equal_budget(base: AttackedSide, candidate: AttackedSide, seed: int) -> None:
+    """As many gradients as are missing for the side that had fewer per robust image, until both had as many."""
+    for number in range(MOST_ROUNDS):
+        fewer, more = sorted((base, candidate), key=lambda side: side.effort)
+        missing = round(more.effort - fewer.effort)
+        if not fewer.robust or missing < NEARLY:
+            return
+        again = APGD(steps=min(missing, LONGEST), restarts=max(1, missing // LONGEST), loss="margin")
+        fewer.attack(EQUAL, fewer.best, again, seed=seed + number)
+
+
+def attack_in_double(base: AttackedSide, candidate: AttackedSide, seed: int) -> dict[str, int] | None:
+    """The images that decide, robust on one side only, once more in float64: a verdict must not be one of rounding.
+
+    `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees.
+    None for a side that cannot be converted.
+    """
+    decide = sorted(set(base.robust) ^ set(candidate.robust))
+    sides = [(side, in_double(side.side.classifier)) for side in (base, candidate)] if decide else []
+    modules = [(side, model) for side, model in sides if model is not None]
+    if len(modules) < len(sides):
+        return None
+    flips = broken = 0
+    for side, model in modules:
+        was_broken = [at for at in decide if side.outcome[at] not in (ROBUST, MISCLASSIFIED)]
+        if was_broken:
+            points = side.images[was_broken].double()
+            flips += int((~is_misclassified(model, points, side.shard.y[was_broken])).sum())
+        broken += _break_in_double(side, model, [at for at in decide if side.outcome[at] == ROBUST], seed)
+    return {"decide": len(decide), "flips": flips, "broken": broken}
+
+
+def _break_in_double(side: AttackedSide, model: nn.Module, positions: list[int], seed: int) -> int:
+    """How many robust images a float64 attack finds a point for that also fools the float32 classifier."""
+    if not positions:
+        return 0
+    at = torch.tensor(positions, device=side.shard.x.device)
+    x, y, ids = side.shard.at(at)
+    attack = APGD(steps=20, loss="margin")
+    result = attack.run(_best_in_double(side, model), x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
+    side.backwards[positions] += result.backwards.cpu()
+    side.gradients[DOUBLE] = int(result.backwards.sum())
+    start, before = side.shard.x.clone(), side.robust
+    start[at] = result.images.to(start.dtype)
+    side.attack(DOUBLE, side.side.classifier, Refine(start[before], steps=0), seed=seed)
+    return len(before) - len(side.robust)
+
+
+def _best_in_double(side: AttackedSide, model: nn.Module) -> Classifier:
+    """The best view in float64; `model`, the side's own classifier in float64, if its source is no module."""
+    view = in_double(side.best)
+    if view is not None:
+        return view
+    # A borrowed gradient is a function, which cannot be converted; what it is made of can.
+    source = in_double(side.side.sources[side.best_name])
+    return model if source is None else borrow(model, source)

@@ -1,0 +1,281 @@
+"""The paper's checklist against masked gradients, and ours: measurements on a few images, and checks with evidence.
+
+Unless a check says otherwise it is about the candidate, on the first images of the audit; counts are of images.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lipforge import rng
+from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss, norms
+from lipforge.attacks.queries import is_misclassified
+from lipforge.auditing.pairs import Pair
+from lipforge.auditing.plan import Plan
+from lipforge.errors import SiteError
+from lipforge.forge import count_zeros, fold_, plain
+from lipforge.results import CertifyResult, Check, Note
+from lipforge.runs import Shard
+from lipforge.types import Classifier, Threat
+
+FURTHEST = 96 / 255
+"""The last radius of the linf sweep, as in the paper; other norms go to 12 times eps, which is 96/255 for 8/255."""
+DIRECTIONS = 8
+"""Random directions that a step along the gradient must beat."""
+FREQUENCY = 0.95
+"""Inputs that are forged to zero at least this often lose their weights in the "+ Weight" variant."""
+ALONE = 0.005
+"""Share of the images that a weaker attack may break alone: two attacks of equal strength differ by chance."""
+ALONG = 0.9
+"""Share of images on which the gradient must beat random directions."""
+UNEVEN, FEW = 0.1, 20
+"""Share of the gradients by which one side may have had fewer, and how many fewer whatever the share: the float64
+attack on the images that decide."""
+TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")
+"""What two certificates must share to be compared."""
+
+
+def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str, Any]:
+    """Everything the checklist needs beyond the attacks of the audit, ready for JSON: numbers only, no judgement."""
+    base, candidate, seed = pair.base.classifier, pair.candidate.classifier, plan.seed
+
+    def robust(classifier: Classifier, attack: Attack, radius: float = threat.eps) -> list[bool]:
+        x, y, ids = shard
+        result = attack.run(classifier, x, y, threat=Threat(threat.norm, radius), seed=seed, sample_ids=ids)
+        found: list[bool] = (~result.broken).tolist()
+        return found
+
+    pgd, cw = PGD(steps=20, loss="margin"), CW(steps=30)
+    crafted = cw.run(base, shard.x, shard.y, threat=threat, seed=seed, sample_ids=shard.ids).images
+    correct = ~is_misclassified(candidate, shard.x, shard.y) & ~is_misclassified(candidate, crafted, shard.y)
+    sweep = [[radius, sum(robust(candidate, pgd, radius))] for radius in radii(threat)]
+    weights = _weight_variant(pair, shard.x)
+    return {
+        "fgsm": robust(candidate, FGSM()),
+        "pgd": robust(candidate, PGD(steps=20)),
+        "square": robust(candidate, Square(queries=plan.check_queries)),
+        "cw": robust(candidate, cw),
+        "cw_on_base": correct.tolist(),
+        "sweep": sweep,
+        "directions": _directions(candidate, shard, threat, seed),
+        "zero_gradients": _zero_gradients(candidate, shard),
+        "columns": None if weights is None else weights[1],
+        "weight": None if weights is None else sum(robust(weights[0], pgd)),
+        "base_pgd": None if weights is None else sum(robust(base, pgd)),
+        "candidate_pgd": sweep[0][1],
+    }
+
+
+def radii(threat: Threat) -> list[float]:
+    """Radii that double from eps on, the last of them 96/255 (for linf) or 12 eps.
+
+    >>> [round(255 * radius) for radius in radii(Threat("linf", "8/255"))]
+    [8, 16, 32, 64, 96]
+    """
+    last = max(FURTHEST, threat.eps) if norms.of(threat).box else 12 * threat.eps
+    found = []
+    radius = threat.eps
+    while radius < last * (1 - 1e-9):
+        found.append(radius)
+        radius *= 2
+    return [*found, last]
+
+
+def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int) -> list[bool]:
+    """For each image, whether a step along the gradient lowers the margin more than every random step of that size."""
+    (x, y, ids), norm = shard, norms.of(threat)
+    gradient = _gradient(classifier, x, y, margin_loss)
+    with torch.no_grad():
+
+        def loss_along(direction: Tensor) -> Tensor:
+            return margin_loss(classifier(norm.step(x, direction, threat.eps, x, threat.eps)), y)
+
+        best = torch.full_like(y, -torch.inf, dtype=x.dtype)
+        for number in range(DIRECTIONS):
+            noise = rng.normal(seed, ids, stream="audit-directions", shape=x.shape[1:], counter=number, dtype=x.dtype)
+            best = torch.maximum(best, loss_along(noise))
+        found: list[bool] = (loss_along(gradient) > best).tolist()
+    return found
+
+
+def _zero_gradients(classifier: Classifier, shard: Shard) -> list[int]:
+    """How many images have a cross-entropy gradient of exactly 0, how many entries are 0, and out of how many."""
+    zero = _gradient(classifier, shard.x, shard.y, cross_entropy) == 0
+    return [int(zero.flatten(1).all(dim=1).sum()), int(zero.sum()), zero.numel()]
+
+
+def _gradient(classifier: Classifier, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
+    point = x.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        (gradient,) = torch.autograd.grad(loss(classifier(point), y).sum(), point)
+    return gradient
+
+
+def _weight_variant(pair: Pair, x: Tensor) -> tuple[nn.Module, int] | None:
+    """The "+ Weight" model and how many columns it lost; None for a pair that is not one forged model."""
+    if pair.model is None:
+        return None
+    copied = copy.deepcopy(pair.model)
+    try:
+        fold = fold_(copied, count_zeros(copied, x, show_progress=False), frequency=FREQUENCY)
+    except SiteError:
+        return None
+    return plain(copied), sum(len(columns) for columns in fold.columns.values())
+
+
+def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> tuple[Check, ...]:
+    """The checks on the first images, from their measurements.
+
+    `non_adaptive` are the images that are robust to the non-adaptive attack, `transfer` those that are robust to the
+    adversarial images of the base; both of all images of the audit.
+    """
+    count = len(measured["fgsm"])
+    return (
+        white_box(non_adaptive[:count], measured["square"]),
+        one_step(measured["fgsm"], measured["pgd"]),
+        sweep(measured["sweep"], count),
+        transferred(non_adaptive, transfer),
+        weight_variant(measured, count),
+        carlini_wagner(measured["cw"], measured["cw_on_base"]),
+        along_the_gradient(measured["directions"]),
+        zero_gradients(measured["zero_gradients"], count),
+    )
+
+
+def white_box(non_adaptive: Sequence[bool], square: Sequence[bool]) -> Check:
+    """Square, without gradients, must not break what the non-adaptive attack leaves."""
+    alone = _only(square, non_adaptive)
+    text = (
+        f"the non-adaptive attack leaves {sum(non_adaptive)} of {len(non_adaptive)}, square {sum(square)}; "
+        f"square alone breaks {alone}"
+    )
+    return Check("white box at least as strong as black box", alone <= ALONE * len(non_adaptive), text)
+
+
+def one_step(fgsm: Sequence[bool], pgd: Sequence[bool]) -> Check:
+    """PGD must leave no more than FGSM."""
+    text = f"FGSM leaves {sum(fgsm)} of {len(fgsm)}, PGD with 20 steps {sum(pgd)}"
+    return Check("iterative at least as strong as one step", sum(pgd) <= sum(fgsm), text)
+
+
+def sweep(points: Sequence[Sequence[float]], count: int) -> Check:
+    """PGD must break more with every radius, and everything at the last."""
+    left = [int(robust) for _, robust in points]
+    falls = all(far <= near for near, far in pairwise(left))
+    text = ", ".join(f"{robust:.0f} at {255 * radius:.3g}/255" for radius, robust in points)
+    return Check("accuracy falls to 0 as eps grows", falls and left[-1] == 0, f"of {count}: {text}")
+
+
+def transferred(non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> Check:
+    """The base's adversarial images must not break what the candidate's own gradients leave; on all images."""
+    alone, share = _only(transfer, non_adaptive), ALONE * len(non_adaptive)
+    text = (
+        f"images crafted on the base leave {sum(transfer)} of {len(transfer)}, on the candidate {sum(non_adaptive)}; "
+        f"the base's alone break {alone}"
+    )
+    return Check("own gradients at least as strong as transfer from the base", alone <= share, text)
+
+
+def weight_variant(measured: Mapping[str, Any], count: int) -> Check:
+    """The model with zeroed weights has no mask that could hide a gradient: it must be no worse than the base."""
+    name = '"+ Weight" variant no worse than the base'
+    if measured["weight"] is None:
+        return Check(name, None, "the candidate is not a forged model whose columns can be zeroed")
+    if not measured["columns"]:
+        return Check(name, None, "no input is forged to zero at least 95 % of the time, so no column is zeroed")
+    base, weight, candidate = measured["base_pgd"], measured["weight"], measured["candidate_pgd"]
+    text = (
+        f"{measured['columns']} columns zeroed; PGD with 20 steps leaves base {base}, weight {weight}, "
+        f"forged {candidate} of {count}"
+    )
+    return Check(name, weight >= base, text)
+
+
+def carlini_wagner(cw: Sequence[bool], transfer: Sequence[bool]) -> Check:
+    """CW on the candidate must leave no more than the images that CW crafted on the base."""
+    text = f"CW leaves {sum(cw)} of {len(cw)}, its images crafted on the base {sum(transfer)}"
+    return Check("CW at least as strong as transfer", sum(cw) <= sum(transfer), text)
+
+
+def along_the_gradient(better: Sequence[bool]) -> Check:
+    """A step along the gradient must lower the margin more than random steps of the same size."""
+    text = f"on {sum(better)} of {len(better)} images the gradient beats the best of {DIRECTIONS} random directions"
+    return Check("loss rises most along the gradient", sum(better) >= ALONG * len(better), text)
+
+
+def zero_gradients(counts: Sequence[int], count: int) -> Check:
+    """No image may have an input gradient of exactly 0."""
+    images, entries, size = counts
+    text = f"{images} of {count} images have a gradient of exactly 0; {100 * entries / max(size, 1):.2f} % of entries"
+    return Check("no input gradient is exactly 0", images == 0, text)
+
+
+def equal_effort(spent: Sequence[tuple[int, float, int, float]]) -> Check:
+    """Both sides must have had as many gradients per robust image, on all images.
+
+    `spent` has for each shard the images that are robust on the base and their mean gradients, then the candidate's.
+    Shards weigh the same on both sides, so that a shard in which only one side has robust images does not count.
+    """
+    name = "both sides had as many gradients per robust image"
+    weights = [min(base, candidate) for base, _, candidate, _ in spent]
+    if not any(weights):
+        return Check(name, None, "no images are robust on both sides")
+    base, candidate = (
+        sum(weight * shard[at] for weight, shard in zip(weights, spent, strict=True)) / sum(weights) for at in (1, 3)
+    )
+    even = abs(base - candidate) <= max(UNEVEN * max(base, candidate), FEW)
+    return Check(name, even, f"base {base:.0f}, candidate {candidate:.0f}")
+
+
+def attack_flags(notes: Sequence[Note]) -> Check:
+    """The non-adaptive attack must have no note on the candidate, on all images."""
+    text = "; ".join(str(note) for note in notes)
+    return Check("no flag of the non-adaptive attack", not notes, text or "none raised")
+
+
+def precision(counts: Mapping[str, int] | None) -> Check:
+    """Images that decide must not depend on rounding."""
+    name = "float64 agrees with float32 on the images that decide"
+    if counts is None:
+        return Check(name, None, "a classifier that is no module cannot be converted")
+    text = (
+        f"{counts['decide']} images decide; float64 puts {counts['flips']} broken ones right and breaks "
+        f"{counts['broken']} more"
+    )
+    return Check(name, counts["flips"] == 0 and counts["broken"] == 0, text)
+
+
+def smoothing(results: Sequence[CertifyResult], base: str, candidate: str) -> Check:
+    """Certified accuracy of the candidate must be no lower than the base's, where a run has both on the same terms.
+
+    `base` and `candidate` are the digests of the models: certificates of others, or at another ratio, do not count.
+    """
+    name = "certified accuracy no lower than the base's"
+    ones, others = ([each for each in results if each.model_digest == digest] for digest in (base, candidate))
+    if not ones or not others:
+        return Check(name, None, "the run has no certificates of these two models; lipforge certify makes them")
+    pairs = [(a, b) for a in ones for b in others if all(getattr(a, term) == getattr(b, term) for term in TERMS)]
+    if not pairs:
+        return Check(name, None, f"the certificates of the two differ in one of {', '.join(TERMS)}")
+    found = [
+        (a.sigma, ours.radius, ours.accuracy, theirs.accuracy)
+        for a, b in pairs
+        for ours in a.curve
+        for theirs in b.curve
+        if ours.radius == theirs.radius
+    ]
+    if not found:
+        return Check(name, None, "the certificates of the two have no radius in common")
+    text = ", ".join(
+        f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found
+    )
+    return Check(name, all(b >= a for *_, a, b in found), f"base and candidate: {text}")
+
+
+def _only(weak: Sequence[bool], strong: Sequence[bool]) -> int:
+    """How many images the first attack breaks and the second does not."""
+    return sum(not a and b for a, b in zip(weak, strong, strict=True))

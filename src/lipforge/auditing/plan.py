@@ -1,0 +1,147 @@
+"""What an audit runs, and how long."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from lipforge.attacks import APGD, Attack, AttackState, TargetedAPGD, autoattack, fast, margin, spelled
+from lipforge.errors import InputError
+from lipforge.results import MISCLASSIFIED, ROBUST
+
+CLEAN, NON_ADAPTIVE, TRANSFER, REFINED = "clean", "non-adaptive", "transfer", "transfer, refined"
+LONGER, SQUARE, EQUAL, DOUBLE = "longer restarts", "square", "equal budget", "float64"
+OWN, TRANSFERRED = "own gradients", "transferred gradients"
+"""The names of the stages, which are also the outcomes of the images that they break."""
+
+
+def stage_names(views: Sequence[str], *, square: bool) -> list[str]:
+    """All stages in the order in which they run; `views` are the names of the adaptive attacks."""
+    return [NON_ADAPTIVE, TRANSFER, *views, REFINED, LONGER, *([SQUARE] if square else []), EQUAL, DOUBLE]
+
+
+RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_names([], square=True)})
+"""Names that no surrogate may have: what it broke would be counted as something else."""
+
+
+@dataclass(frozen=True)
+class EarlyStopped(Attack):
+    """`first` on all images, then each of `then` on those whose margin came below `near` times the clean margin.
+
+    The others are early-stopped: with `near` 1 those whose margin did not come down at all, with math.inf none.
+    """
+
+    name: ClassVar[str] = "early-stopped"
+    first: Attack
+    then: tuple[Attack, ...]
+    near: float = 0.3
+
+    def __post_init__(self) -> None:
+        if not self.near > 0:
+            raise InputError(f"near must be above 0, got {self.near}")
+
+    def attack(self, state: AttackState) -> None:
+        """Attack all images, then those that came close."""
+        clean = margin(state.clean_logits(), state.y).clamp_min(1e-12).to(state.margin)
+        self.first.attack(state)
+        close = state.margin < self.near * clean
+        state.early_stopped |= ~(close | state.broken)
+        with state.only((close & ~state.broken).nonzero().squeeze(1)):
+            for attack in self.then:
+                if len(state.robust()):
+                    attack.attack(state)
+
+    def __str__(self) -> str:
+        then = "; ".join(spelled(attack) for attack in self.then)
+        return f"{spelled(self.first)}, then below {self.near:g} of the margin {then}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The attacks of an audit, the same for base and candidate; `audit_plan` makes one for fast or for standard.
+
+    `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
+    each on the images that are still robust. `refine` are steps from the adversarial images of the opposite side.
+    `square` is a number of queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict
+    of no change says that the difference is smaller. `check_images` images go through the checklist, with
+    `check_queries` queries each for Square.
+    """
+
+    non_adaptive: Attack
+    adaptive: Attack
+    longer: Attack
+    refine: int = 10
+    square: int = 0
+    margin: float = 0.01
+    check_images: int = 50
+    check_queries: int = 200
+    seed: int = 0
+    shard_size: int = 100
+
+    def __post_init__(self) -> None:
+        if self.refine < 1 or self.shard_size < 1 or self.check_queries < 1:
+            raise InputError(
+                "refine, shard_size and check_queries must be at least 1, got "
+                f"{self.refine}, {self.shard_size} and {self.check_queries}"
+            )
+        if self.square < 0 or self.check_images < 0:
+            raise InputError(f"square and check_images must not be negative, got {self.square}, {self.check_images}")
+        if not 0 < self.margin < 1:
+            raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
+
+
+@dataclass(frozen=True)
+class Version:
+    """How hard the adaptive attacks of a version try, and from which share of the clean margin on."""
+
+    steps: int
+    restarts: int
+    targets: int
+    longer_steps: int
+    longer_targets: int
+    longer_restarts: int
+    near: float
+
+
+VERSIONS = {"fast": Version(20, 1, 2, 50, 2, 1, near=0.3), "standard": Version(100, 2, 9, 200, 3, 2, near=math.inf)}
+
+
+def audit_plan(
+    version: str = "fast",
+    *,
+    classes: int = 10,
+    square: int = 0,
+    margin: float = 0.01,
+    seed: int = 0,
+    shard_size: int = 100,
+) -> Plan:
+    """The plan of a version, "fast" or "standard", for a model with that many classes.
+
+    In "fast" an adaptive attack stops early on an image whose margin its first attack does not bring below 0.3 of the
+    clean one; "standard" never stops early.
+    """
+    if version not in VERSIONS:
+        raise InputError(f"version must be one of {', '.join(VERSIONS)}, got {version!r}")
+    if classes < 2:
+        raise InputError(f"classes must be at least 2, got {classes}")
+    form = VERSIONS[version]
+    # Margin first: it breaks most, so that the others have little left to do.
+    first, *others = (
+        APGD(steps=form.steps, restarts=form.restarts, loss=loss) for loss in ("margin", "ce", "dlr")[:classes]
+    )
+    targeted = _targeted(form.steps, form.targets, 1, classes)
+    longer = _targeted(form.longer_steps, form.longer_targets, form.longer_restarts, classes)
+    return Plan(
+        non_adaptive=fast() if version == "fast" else autoattack(),
+        adaptive=EarlyStopped(first, (targeted, *others), form.near),
+        longer=EarlyStopped(APGD(steps=form.steps, loss="margin"), (longer,), form.near),
+        square=square,
+        margin=margin,
+        seed=seed,
+        shard_size=shard_size,
+    )
+
+
+def _targeted(steps: int, targets: int, restarts: int, classes: int) -> TargetedAPGD:
+    targets = min(targets, classes - 1)
+    return TargetedAPGD(steps=steps, targets=targets, restarts=restarts, loss="margin", order="nearest")

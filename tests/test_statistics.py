@@ -1,0 +1,244 @@
+"""Intervals and paired comparisons: SciPy as witness, exact arithmetic for the rounding, simulated coverage."""
+
+import math
+from fractions import Fraction
+from math import comb
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from lipforge.attacks import PGD
+from lipforge.errors import InputError
+from lipforge.evaluation import evaluate
+from lipforge.records import to_builtins
+from lipforge.statistics import (
+    Comparison,
+    clopper_pearson,
+    compare,
+    images_to_decide,
+    interval_of,
+    lower_bound,
+    mcnemar,
+    paired,
+    paired_interval,
+    wilson,
+)
+from lipforge.types import Threat
+from tests.nets import ResidualNet, images, seeded
+
+
+def tail(trials: int, successes: int, probability: float) -> Fraction:
+    """P(Binomial(trials, probability) >= successes), without any rounding."""
+    p = Fraction(probability)
+    return sum(
+        (comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(successes, trials + 1)), start=Fraction(0)
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.05, 0.001, 1e-6])
+@pytest.mark.parametrize(("successes", "trials"), [(1, 1), (60, 100), (99, 100), (100, 100), (99_000, 100_000)])
+def test_the_bound_is_scipys_clopper_pearson(successes, trials, alpha):
+    witness = stats.binomtest(successes, trials, alternative="greater").proportion_ci(1 - alpha, "exact").low
+    assert lower_bound(successes, trials, alpha) == pytest.approx(witness, rel=1e-7)
+    assert lower_bound(successes, trials, alpha) < witness
+
+
+@pytest.mark.parametrize("alpha", [0.5, 0.05, 0.001, 1e-9])
+@pytest.mark.parametrize("trials", [1, 7, 100, 160])
+def test_the_bound_is_never_above_the_exact_solution(trials, alpha):
+    """P(X >= k) grows with p, so the bound is safe exactly if that probability is at most alpha there."""
+    for successes in sorted({1, trials // 3, trials // 2, trials - 1, trials} - {0}):
+        assert tail(trials, successes, lower_bound(successes, trials, alpha)) <= Fraction(alpha), successes
+
+
+def test_no_success_bounds_nothing():
+    assert lower_bound(0, 100, alpha=0.001) == 0
+
+
+def test_all_successes_give_the_closed_form_alpha_to_the_1_over_n():
+    assert lower_bound(1000, 1000, alpha=0.001) == pytest.approx(0.001 ** (1 / 1000), rel=2e-9)
+
+
+@pytest.mark.parametrize(("successes", "trials", "alpha"), [(5, 4, 0.1), (-1, 4, 0.1), (0, 0, 0.1)])
+def test_a_bound_of_impossible_counts_is_refused(successes, trials, alpha):
+    with pytest.raises(InputError, match="successes must lie in"):
+        lower_bound(successes, trials, alpha)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, -0.1, float("nan")])
+def test_a_confidence_that_cannot_be_had_is_refused(alpha):
+    with pytest.raises(InputError, match="alpha must lie in"):
+        lower_bound(1, 2, alpha)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (10, 10), (1, 10), (13, 50), (86, 100), (3521, 10000)])
+@pytest.mark.parametrize("confidence", [0.95, 0.999])
+def test_the_interval_is_scipys_exact_one_moved_outwards_by_a_billionth(successes, trials, confidence):
+    expected = stats.binomtest(successes, trials).proportion_ci(confidence, method="exact")
+    low, high = clopper_pearson(successes, trials, confidence)
+    assert (low, high) == pytest.approx((expected.low, expected.high), abs=1.1e-9)
+    assert low <= expected.low < expected.high <= high
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 10), (10, 10), (1, 10), (86, 100), (3521, 10000)])
+@pytest.mark.parametrize("confidence", [0.95, 0.999])
+def test_wilsons_interval_is_scipys(successes, trials, confidence):
+    expected = stats.binomtest(successes, trials).proportion_ci(confidence, method="wilson")
+    assert wilson(successes, trials, confidence) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def test_an_interval_is_chosen_by_name():
+    assert interval_of(3, 9) == clopper_pearson(3, 9)
+    assert interval_of(3, 9, "wilson", 0.9) == wilson(3, 9, 0.9)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(-1, 5), (6, 5), (0, 0)])
+def test_an_interval_of_impossible_counts_is_refused(successes, trials):
+    with pytest.raises(InputError, match="successes must lie in"):
+        clopper_pearson(successes, trials)
+    with pytest.raises(InputError, match="successes must lie in"):
+        wilson(successes, trials)
+
+
+def result(robust, **fields):
+    return SimpleNamespace(robust=robust, data="d", attack="a", norm="linf", eps=0.1, seed=0, **fields)
+
+
+def with_counts(gained: int, lost: int, count: int) -> Comparison:
+    base = [False] * gained + [True] * lost + [True] * (count - gained - lost)
+    candidate = [True] * gained + [False] * lost + [True] * (count - gained - lost)
+    return paired(base, candidate)
+
+
+def test_the_images_that_changed_sides_are_named():
+    made = paired([True, True, False, False, True], [True, False, True, False, False])
+    assert (made.gained_images, made.lost_images) == ((2,), (1, 4))
+    assert (made.gained, made.lost, made.robust_both, made.count) == (1, 2, 1, 5)
+    assert (made.base_accuracy, made.candidate_accuracy) == (3 / 5, 2 / 5)
+    assert made.difference == pytest.approx(made.candidate_accuracy - made.base_accuracy)
+
+
+def test_the_text_says_how_many_images_it_rests_on():
+    assert str(with_counts(2, 16, 500)).endswith("gained 2, lost 16, p = 0.0013, n = 500")
+
+
+@given(st.integers(0, 60), st.integers(0, 60))
+def test_the_p_value_is_that_of_the_exact_binomial_test(gained, lost):
+    if gained + lost == 0:
+        assert mcnemar(0, 0) == 1.0
+    else:
+        assert mcnemar(gained, lost) == pytest.approx(stats.binomtest(gained, gained + lost).pvalue, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("count", "gain", "loss"),
+    [(50, 0.02, 0.02), (100, 0.01, 0.03), (100, 0.05, 0.02), (100, 0.4, 0.3), (100, 0.6, 0.02), (500, 0.002, 0.016)],
+)
+def test_the_interval_covers_the_truth_at_least_as_often_as_it_says(count, gain, loss):
+    """20,000 simulated evaluations: the standard error of a coverage of 0.95 is 0.0015, three of them are allowed."""
+    draws = np.random.default_rng(0).multinomial(count, [gain, loss, 1 - gain - loss], size=20_000)
+    outcomes, times = np.unique(draws[:, :2], axis=0, return_counts=True)
+    intervals = [paired_interval(gained, lost, count) for gained, lost in outcomes.tolist()]
+    covered = [low <= gain - loss <= high for low, high in intervals]
+    coverage = float(times[covered].sum() / times.sum())
+    assert coverage >= 0.95 - 0.0045
+
+
+@pytest.mark.parametrize("count", [40, 150, 10_000])
+def test_the_interval_leaves_zero_out_exactly_where_the_test_rejects(count):
+    wrong = [
+        (gained, lost)
+        for gained in range(40)
+        for lost in range(min(40, count - gained + 1))
+        if with_interval(gained, lost, count) != (mcnemar(gained, lost) < 0.05)
+    ]
+    assert wrong == []
+
+
+def with_interval(gained: int, lost: int, count: int) -> bool:
+    low, high = paired_interval(gained, lost, count)
+    return low > 0 or high < 0
+
+
+def test_swapping_base_and_candidate_mirrors_the_interval():
+    low, high = paired_interval(7, 2, 100)
+    assert paired_interval(2, 7, 100) == pytest.approx((-high, -low))
+
+
+def test_without_a_discordant_image_the_interval_still_has_a_width():
+    """Neither share can be told from 0 better than Clopper-Pearson does: 1 - 0.025^(1/100)."""
+    limit = 1 - 0.025 ** (1 / 100)
+    assert paired_interval(0, 0, 100) == pytest.approx((-limit, limit))
+
+
+def test_more_images_of_the_same_kind_narrow_the_interval():
+    widths = [high - low for low, high in (paired_interval(2 * k, 8 * k, 100 * k) for k in (1, 4, 16))]
+    assert widths == sorted(widths, reverse=True)
+    assert widths[1] / widths[2] == pytest.approx(2, rel=0.1)
+
+
+@pytest.mark.parametrize(("gained", "lost"), [(3, 9), (12, 5), (1, 6)])
+def test_the_number_of_images_that_decides_gives_the_power_it_says(gained, lost):
+    """The exact power of the exact test, summed over the number of discordant images (a binomial)."""
+    seen = with_counts(gained, lost, 200)
+    count = images_to_decide(seen, power=0.8)
+    assert count is not None
+    discordant, share = (gained + lost) / 200, gained / (gained + lost)
+    power = 0.0
+    for found in range(int(stats.binom.ppf(1 - 1e-6, count, discordant)) + 1):
+        ks = np.arange(found + 1)
+        rejects = np.array([mcnemar(int(k), int(found - k)) < 0.05 for k in ks])
+        power += stats.binom.pmf(found, count, discordant) * stats.binom.pmf(ks, found, share)[rejects].sum()
+    # The formula is that of the test by the normal distribution; the exact test is a little more careful.
+    assert 0.70 <= power <= 0.82
+
+
+def test_no_number_of_images_decides_a_difference_of_zero():
+    assert images_to_decide(with_counts(4, 4, 100)) is None
+
+
+def test_more_power_needs_more_images():
+    seen = with_counts(1, 8, 500)
+    counts = [images_to_decide(seen, power=power) for power in (0.5, 0.8, 0.95)]
+    assert all(count is not None for count in counts)
+    assert counts == sorted(counts, key=lambda count: count or math.inf)
+    assert len(set(counts)) == 3
+
+
+def test_results_on_other_images_or_by_other_attacks_are_not_compared():
+    with pytest.raises(InputError, match="same attack to be compared, got 'a' and 'b'"):
+        compare(result([True]), SimpleNamespace(**{**vars(result([True])), "attack": "b"}))
+    with pytest.raises(InputError, match="same images, at least one, got 1 and 2"):
+        compare(result([True]), result([True, False]))
+    with pytest.raises(InputError, match="got 0 and 0"):
+        paired([], [])
+
+
+def test_a_comparison_of_results_is_the_paired_comparison_of_their_images():
+    base, candidate = [True, False, True], [True, True, False]
+    assert compare(result(base), result(candidate)) == paired(base, candidate)
+
+
+@pytest.mark.parametrize("call", [lambda: mcnemar(-1, 2), lambda: paired_interval(3, 3, 5)])
+def test_impossible_counts_are_refused(call):
+    with pytest.raises(InputError, match="gained and lost must"):
+        call()
+
+
+def test_a_comparison_becomes_json():
+    values = to_builtins(with_counts(1, 2, 10))
+    assert values["gained_images"] == [0]
+    assert values["lost_images"] == [1, 2]
+    assert values["interval"][0] < 0 < values["interval"][1]
+
+
+def test_results_on_other_images_of_the_same_name_are_not_compared():
+    model, x = seeded(ResidualNet), images(4)
+    y = model(x).argmax(dim=1)
+    first, second = (evaluate(model, (taken, y), PGD(steps=1), Threat("linf", 0.01)) for taken in (x, x.flip(3)))
+    with pytest.raises(InputError, match="the same data_digest"):
+        compare(first, second)
