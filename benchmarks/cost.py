@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lipforge.attacks import parse_attack
-from lipforge.attacks.base import is_misclassified
+from lipforge.attacks import is_misclassified, parse_attack
 from lipforge.data import load_data
 from lipforge.models import load_model
 from lipforge.paper import load_paper
