@@ -3,7 +3,7 @@
 from typing import Any
 
 from lipforge.evaluation.robust import accuracies, merge_stages, totals
-from lipforge.results import Note, RobustResult, Stage, merge_notes
+from lipforge.results import Note, RobustResult, Stage, SweepResult, SweepRow, merge_notes
 from lipforge.statistics import clopper_pearson
 
 
@@ -79,3 +79,16 @@ def test_what_square_broke_is_judged_on_all_images():
     square = Note("square", "were broken by Square", 1, 100)
     assert merge_notes([square], 1000) == ()  # 0.1 %: below the 0.2 % that are worth a note
     assert [str(note) for note in merge_notes([square], 300)] == ["1 of 300 images were broken by Square"]
+
+
+def test_the_notes_of_a_sweep_name_their_row():
+    zero = Note("zero_gradient", "had a gradient of exactly 0", 1, 2)
+    shared: dict[str, Any] = {**accuracies(["robust", "pgd"]), "outcome": ("robust", "pgd"), **totals([]), "carried": 0}
+    rows = tuple(SweepRow("base", "pgd", f"linf {eps}", eps, notes=(zero,), **shared) for eps in (0.1, 0.1, 0.2))
+    suspicion = Note("rises_with_eps", "masked gradients?")
+    result = SweepResult(rows, True, "linf", "x", 0, 2, **totals([]), notes=(suspicion,))
+    assert result.all_notes == (
+        "masked gradients?",
+        "base, pgd linf 0.1: 1 of 2 images had a gradient of exactly 0",
+        "base, pgd linf 0.2: 1 of 2 images had a gradient of exactly 0",
+    )

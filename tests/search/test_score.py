@@ -3,6 +3,7 @@ import dataclasses
 import pytest
 
 from lipforge.results import RatioScore
+from lipforge.search.choose import search_ratio
 from lipforge.search.score import (
     attacked_score,
     best_of,
@@ -13,6 +14,7 @@ from lipforge.search.score import (
     with_neighbours,
 )
 from lipforge.search.screen import COUNTS
+from tests.search.tilted import ATTACK, THREAT, Flat, task
 
 
 def score(ratio: float, clean: int, robust: int | None = None, count: int = 20) -> RatioScore:
@@ -80,3 +82,11 @@ def test_of_two_searches_the_base_has_what_either_broke_and_each_image_once():
     assert (joined.transferred, joined.robust_count, joined.robust_accuracy) == (2, 1, 0.25)
     assert compared.against_base is not None
     assert compared.against_base.base_accuracy == 0.25
+
+
+def test_the_notes_of_attacks_are_named_by_their_ratio():
+    def views(setting):
+        return {"only": Flat(setting)}
+
+    found = search_ratio(views, task(12), ATTACK, THREAT, metric="non-adaptive", ratios=(0.5,), show_progress=False)
+    assert any(note.startswith("base: 12 of 12 images had a gradient of exactly 0") for note in found.all_notes)

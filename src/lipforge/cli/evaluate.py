@@ -46,7 +46,7 @@ def evaluate(
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Attack a classifier and say how many images are robust, with intervals and reasons to doubt it.
+    """Attack a classifier and say how many images are robust, with intervals, costs and notes.
 
     [bold]Examples[/]
 

@@ -181,7 +181,7 @@ class SiteOptions:
         typer.Option(
             autocompletion=_complete(_rules),
             help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
-            "shortcut_convs, attention_projections, gate_layers, plain_layers, activations, name:GLOB.",
+            "shortcut_convs, attention_projections, gate_layers, sequential_layers, activations, name:GLOB.",
         ),
     ] = None
     include: Annotated[list[str] | None, typer.Option(help="Keep only sites that match this glob; repeatable.")] = None

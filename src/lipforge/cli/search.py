@@ -42,7 +42,8 @@ def search(
     plot: Annotated[str | None, typer.Option(help="Save the trade-off as a picture: .png or .svg.")] = None,
     out: Annotated[str | None, typer.Option(help="Write the recipe with the chosen ratio here.")] = None,
     rounds: Annotated[
-        int | None, typer.Option(help="After each round hopeless ratios are dropped; up to four of about 250 images.")
+        int | None,
+        typer.Option(help="Rounds, after which clearly worse ratios are stopped; by default of about 250 images."),
     ] = None,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
@@ -114,8 +115,8 @@ def _report(model: str, found: "SearchResult", paths: list[str], json: bool) -> 
     show_table(title, columns, [_row(score) for score in found.scores])
     say(found.reason)
     say(f"{found.forwards} forward and {found.backwards} backward passes, {found.seconds:.1f} s")
-    for doubt in found.notes:
-        note(doubt)
+    for text in found.all_notes:
+        note(text)
     say_wrote(paths)
 
 
@@ -129,6 +130,6 @@ def _row(score: "RatioScore") -> list[str]:
         change = f"{points} +{difference.gained} -{difference.lost}"
     refined = f", {score.refined} broken by refining" if score.refined else ""
     how = f"{score.attacked} attacked, {score.transferred} broken by transfer{refined}, {score.skipped} skipped"
-    stopped = f"; stopped as hopeless after {score.count}" if score.status == "stopped" else ""
+    stopped = f"; significantly worse, stopped after {score.count}" if score.status == "stopped" else ""
     robust = f"{share_text(score.robust_accuracy, score.interval)} {score.robust_count}/{score.count}"
     return [score.label, clean, robust, change, how + stopped]

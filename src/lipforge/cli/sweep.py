@@ -57,8 +57,8 @@ def _report(model: str, found: "SweepResult", keep: options.RunOptions, json: bo
 
     if printed(json, found):
         return
-    for doubt in found.notes:
-        note(doubt)
+    for text in found.all_notes:
+        note(text)
     radii = list(dict.fromkeys(row.threat.removeprefix(f"{found.norm} ") for row in found.rows))
     lines: dict[tuple[str, str], list[str]] = {}
     for row in found.rows:

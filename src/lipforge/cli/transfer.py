@@ -81,6 +81,6 @@ def _report(title: str, found: "list[TransferResult]", keep: options.RunOptions,
     about = f"{one.attack} {one.threat}, refine {one.refine}, {one.data}, n = {one.count}, seed {one.seed}"
     columns = ["crafted on", ">own accuracy", "scored on", ">clean", ">transfer", ">transferred"]
     show_table(f"{title}: {about}", columns, rows)
-    for doubt in dict.fromkeys(f"{one.source}: {doubt}" for one in found for doubt in one.notes):
-        note(doubt)
+    for text in dict.fromkeys(f"{one.source}: {text}" for one in found for text in one.notes):
+        note(text)
     say_wrote(keep.paths(*(one.name for one in found)))

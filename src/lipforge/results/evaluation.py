@@ -198,6 +198,12 @@ class SweepResult:
     seconds: float
     notes: tuple[Note, ...]
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes on all rows together, and those on each row, once."""
+        of_rows = (f"{row.label}, {row.attack} {row.threat}: {note}" for row in self.rows for note in row.notes)
+        return tuple(dict.fromkeys([*map(str, self.notes), *of_rows]))
+
 
 @dataclass(frozen=True)
 class TransferResult:

@@ -105,5 +105,10 @@ class SearchResult:
         """The best setting, the base aside, of those that were attacked to the end."""
         return max((score for score in self.scores if score.status == "attacked"), key=lambda score: score.rank)
 
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes on the search, and those of the attacks on each ratio."""
+        return (*map(str, self.notes), *(f"{score.label}: {note}" for score in self.scores for note in score.notes))
+
     def __str__(self) -> str:
         return self.reason

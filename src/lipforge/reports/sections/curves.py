@@ -31,7 +31,7 @@ def tradeoff(run: Run) -> Section | None:
     for search in run.of(SearchResult):
         if search.scores:
             blocks.append(_search_figure(search))
-        remarks = (search.reason, *map(str, search.notes))
+        remarks = (search.reason, *search.all_notes)
         blocks.append(Prose("The choice, and notes of the search:", tuple(filter(None, remarks))))
     lead = (
         "A larger ratio forges more activations. The dotted line is the level of the base model; "
@@ -111,7 +111,7 @@ def sweeps(run: Run) -> Section | None:
     found, transfers = run.of(SweepResult), run.of(TransferResult)
     rows = [row for sweep in found for row in sweep.rows]
     blocks: list[Block] = [_sweep_figure(rows, any(sweep.carry for sweep in found))] if rows else []
-    if notes := tuple(str(note) for sweep in found for note in sweep.notes):
+    if notes := tuple(note for sweep in found for note in sweep.all_notes):
         blocks.append(Prose("Notes (reasons not to trust these numbers):", notes))
     if transfers:
         blocks.append(Grid(_transfer_table(transfers)))
