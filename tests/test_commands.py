@@ -45,7 +45,7 @@ SIZES: dict[str, dict[str, int]] = {
     "audit": {"--limit": 3},
     "certify": {"--limit": 1},
     "analyse": {"--images": 2},
-    "train": {"--limit": 32, "--holdout": 8, "--epochs": 1},
+    "train": {"--limit": 128, "--holdout": 8, "--epochs": 1},
     "demo": {"--count": 2},
 }
 """The most work that each command does here."""
@@ -254,8 +254,8 @@ def test_the_commands_of_a_page_run_as_they_are_printed(page, tmp_path):
             code, said = run_in.run(words)
             if code not in expected(command):
                 failed.append(f"{command.text}\n  run as {shlex.join(words)}\n  exit code {code}: {said[-2000:]}")
-            elif words == command.words and command.shown is not None:
-                assert as_shown(said, tmp_path) == command.shown, command.text
+            elif words == command.words and command.shown not in (None, as_shown(said, tmp_path)):
+                failed.append(f"{command.text}\n  prints {as_shown(said, tmp_path)}")
     assert not failed, "\n".join(failed)
 
 
