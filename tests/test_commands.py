@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -72,7 +73,6 @@ def build():
 """The user's model: the one of docs/own-model.md."""
 
 TRAINING_DATA = ("forge", "search", "train")
-ZOO = ("robustbench:", "timm:", "torchvision:")
 
 
 @dataclass(frozen=True)
@@ -118,9 +118,14 @@ def smaller(words: list[str]) -> list[str]:
         done += [] if "--data" in done else ["--data", f"cifar10{split}"]
         at = done.index("--data") + 1
         done[at] = re.sub(r"^cifar10(?=:|$)", "cifar10-sample", done[at]).replace("folder:/", "folder:")
-    if any(word.startswith(ZOO) for word in words) and "--no-weights" not in words:
+    if any(map(is_zoo, words)) and "--no-weights" not in words:
         done.append("--no-weights")
     return done
+
+
+def is_zoo(word: str) -> bool:
+    """Whether the word names a model of an optional package."""
+    return word.startswith(("robustbench:", "timm:", "torchvision:"))
 
 
 def _lower(words: list[str], option: str, most: int) -> None:
@@ -241,8 +246,18 @@ def expected(command: Printed) -> set[int]:
     return EXIT_CODES.get(text, VERDICTS if command.words[:2] == ["lipforge", "audit"] else {0})
 
 
+def pages() -> list[Any]:
+    """The pages with commands; those that name models of optional packages are marked."""
+    found = {page: [word for command in printed(page) for word in command.words] for page in PAGES}
+    return [
+        pytest.param(page, id=page.name, marks=[pytest.mark.zoo] if any(map(is_zoo, words)) else [])
+        for page, words in found.items()
+        if words
+    ]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("page", [page for page in PAGES if printed(page)], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", pages())
 def test_the_commands_of_a_page_run_as_they_are_printed(page, tmp_path):
     make_files(tmp_path)
     failed = []

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from lipforge.auditing.plan import TRANSFERRED, stage_names
 from lipforge.cli.main import app
 from lipforge.results import VERDICTS
 
@@ -73,6 +74,12 @@ def test_the_page_of_the_audit_has_the_table_of_verdicts():
     rows = VERDICT.finditer((ROOT / "docs" / "audit.md").read_text())
     shown = {row["verdict"]: (row["title"], int(row["code"])) for row in rows}
     assert shown == {verdict: (form.title, form.exit_code) for verdict, form in VERDICTS.items()}
+
+
+def test_the_page_of_the_audit_has_its_attacks_in_order():
+    attacks = (ROOT / "docs" / "audit.md").read_text().split("## The attacks")[1].split("## The checks")[0]
+    stages = stage_names(["BPDA identity", "BPDA smooth", TRANSFERRED], square=True)
+    assert re.findall(r"^\| `([^`]+)` \|", attacks, re.MULTILINE) == stages
 
 
 def test_the_page_of_the_command_line_names_every_option_and_no_other():
