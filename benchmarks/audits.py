@@ -3,8 +3,8 @@
     python benchmarks/audits.py --weights-dir DIR [--images 500] [--models cifar10-resnet,resnet2b_eps2] [--runs DIR]
 
 Bounds come from the first 5,000 training images of CIFAR-10, verdicts from the first test images. Each audit has a run
-directory of its own under --runs, so a run that was stopped goes on where it was, and processes with different --models
-share the machine. "Given up" are images that stand and that every view left early. The last line is JSON.
+directory of its own under --runs: interrupted audits resume, and processes with different --models can share the
+machine. "Early-stopped" counts robust images that every gradient attack stopped early. The last line is JSON.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import torch
 from peers import load_any
 
 import lipforge as lf
-from lipforge.forge.masks import parse_mask
+from lipforge.forge import parse_mask
 from lipforge.types import parse_number
 
 RUNS = Path(__file__).parent / "results" / "audits"
@@ -42,7 +42,8 @@ def main() -> None:
                 report = lf.audit(model, test, threat, run=run, name=f"{name}, {mask} {ratio}")
             print(f"{report.model}: {report.sentence} ({report.seconds:.0f} s)", flush=True)
             rows.append(row(report))
-    print("\n| | clean | plain | all attacks | given up | paired difference | verdict |\n|---|---|---|---|---|---|---|")
+    columns = ("", "clean", "non-adaptive", "union", "early-stopped", "paired difference", "verdict")
+    print(f"\n| {' | '.join(columns)} |\n{'|---' * len(columns)}|")
     print("\n".join(row["text"] for row in rows))
     print(json.dumps(rows))
 
@@ -50,8 +51,8 @@ def main() -> None:
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=500)
-    parser.add_argument("--models", default=",".join(MODELS), help="with commas")
-    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of the others")
+    parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
+    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of the models that are not bundled")
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -59,11 +60,11 @@ def parse_options() -> argparse.Namespace:
 
 def row(report: lf.AuditReport) -> dict[str, Any]:
     """The figures of one audit, and its line of the table."""
-    sides = [(report.clean, "clean"), (report.plain, "plain"), (report.union, "union")]
-    shares = {name: [side.base_accuracy, side.forged_accuracy] for side, name in sides}
+    sides = [(report.clean, "clean"), (report.non_adaptive, "non_adaptive"), (report.union, "union")]
+    shares = {name: [side.base_accuracy, side.candidate_accuracy] for side, name in sides}
     columns = [" to ".join(f"{100 * share:.1f}" for share in pair) for pair in shares.values()]
     union = report.union
-    columns.append(f"{report.base_given_up} to {report.candidate_given_up}")
+    columns.append(f"{report.base_early_stopped} to {report.candidate_early_stopped}")
     change, low, high = (100 * part for part in (union.difference, *union.interval))
     columns.append(f"{change:+.1f} [{low:+.1f}, {high:+.1f}], +{union.gained} -{union.lost}")
     return {
@@ -71,11 +72,11 @@ def row(report: lf.AuditReport) -> dict[str, Any]:
         "model": report.model,
         **shares,
         "difference": [union.difference, *union.interval],
-        "plain_difference": [report.plain.difference, *report.plain.interval],
-        "given_up": [report.base_given_up, report.candidate_given_up],
+        "non_adaptive_difference": [report.non_adaptive.difference, *report.non_adaptive.interval],
+        "early_stopped": [report.base_early_stopped, report.candidate_early_stopped],
         "verdict": report.verdict,
         "images_needed": report.images_needed,
-        "doubts": list(report.doubts),
+        "failed_checks": list(report.failed_checks),
         "seconds": report.seconds,
     }
 

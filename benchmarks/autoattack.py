@@ -1,11 +1,11 @@
-"""lipforge's AutoAttack against pyautoattack: the same models, the same images, the same threads; verdicts and time.
+"""lipforge's autoattack and fast against pyautoattack: same models, images and threads; robust images and time.
 
-    python benchmarks/autoattack.py [--images 200] [--versions standard,fast] [--weights-dir DIR]
+    python benchmarks/autoattack.py [--images 200] [--attacks autoattack,fast] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
 
-Each measurement (model, tool, version) is written whole to benchmarks/results/autoattack.json with the time it was
-taken, so that a run that was stopped goes on where it was; --fresh measures everything again. Where the code of the
-attacks has changed lipforge is measured again; the reference is not. The last line is JSON.
+Each measurement (model, tool, attack) is written to benchmarks/results/autoattack.json with its time, so an
+interrupted run resumes; --fresh measures everything again. If the code of the attacks has changed, lipforge is measured
+again, but not the reference. The last line is JSON.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyautoattack
 import torch
@@ -26,17 +26,17 @@ from peers import PEERS, load_peer
 from torch import Tensor, nn
 
 import lipforge as lf
-from lipforge.attacks import AttackResult, autoattack
-from lipforge.models.cards import bundled_names
+from lipforge.attacks import AttackResult, parse_attack
+from lipforge.models.architectures import bundled_names
 from lipforge.records import read_json, write_json
 from lipforge.types import Threat, parse_number
 
 RESULTS = Path(__file__).parent / "results" / "autoattack.json"
-TARGETS = {"standard": 0.5, "fast": 1 / 30}
+TARGETS = {"autoattack": 0.5, "fast": 1 / 30}
 EXCESS = 0.5
 """Points of robust accuracy that we may be above the reference."""
 APART = 0.01
-"""Share of the images by which the standard version may differ from the reference after each attack."""
+"""Share of the images by which autoattack may differ from the reference after each of its attacks."""
 BUNDLED = {"cifar10-resnet": "8/255", "cifar10-vit": "8/255", "cifar10-resnet-natural": "8/255"}
 
 
@@ -68,22 +68,22 @@ def main() -> None:
         runs = {
             ("pyautoattack", "standard"): lambda model=model, subject=subject: reference(model, images, labels, subject)
         }
-        for version in options.versions.split(","):
-            runs["lipforge", version] = lambda model=model, subject=subject, version=version: ours(
-                model, images, labels, subject, version
+        for attack in options.attacks.split(","):
+            runs["lipforge", attack] = lambda model=model, subject=subject, attack=attack: ours(
+                model, images, labels, subject, attack
             )
-        for (tool, version), run in runs.items():
-            key, stamp = f"{subject.name} | {tool} {version}", {**settings, "eps": subject.eps}
+        for (tool, attack), run in runs.items():
+            key, stamp = f"{subject.name} | {tool} {attack}", {**settings, "eps": subject.eps}
             if tool == "lipforge":
                 stamp["code"] = code_digest()
             known = results.get(key)
             if known is None or known["settings"] != stamp or options.fresh:
                 print(f"measuring {key} ...", flush=True)
-                repeats = options.repeats if version == "fast" else 1
+                repeats = options.repeats if attack == "fast" else 1
                 now = time.strftime("%Y-%m-%d %H:%M")
                 results[key] = {"settings": stamp, "measured": now, **repeated(run, repeats)}
                 write_json(options.out, results)
-        rows += compare(subject, results, options.versions.split(","))
+        rows += compare(subject, results, options.attacks.split(","))
     print_tables(rows)
     print(json.dumps({"settings": settings, "rows": rows}))
 
@@ -93,13 +93,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=200, help="how many, from the start of the data")
     parser.add_argument("--first", type=int, default=0, help="the position of the first image")
     parser.add_argument("--data", default="cifar10-sample", help="a data set with labels (default: the bundled sample)")
-    parser.add_argument("--versions", default="standard,fast", help="of lipforge's autoattack, with commas")
+    parser.add_argument("--attacks", default="autoattack,fast", help="of lipforge, separated by commas")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3, help="of the fast version; the others run once")
+    parser.add_argument("--repeats", type=int, default=3, help="of fast; the others run once")
     parser.add_argument(
         "--weights-dir", type=Path, help=f"a folder with any of {', '.join(p.file for p in PEERS.values())}"
     )
-    parser.add_argument("--only", help="of the default models, only these: names of the table, with commas")
+    parser.add_argument("--only", help="of the default models only these, separated by commas")
     parser.add_argument("--model", help="only this model, as lipforge.load_model takes it")
     parser.add_argument("--weights", help="its weights")
     parser.add_argument("--eps", default="8/255", help="for --model")
@@ -140,9 +140,9 @@ def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Mod
 
 
 def code_digest() -> str:
-    """Of everything that attacks are made of."""
+    """A digest of the code of the attacks."""
     digest = hashlib.sha256()
-    for path in sorted(Path(lf.attacks.__file__).parent.glob("*.py")):
+    for path in sorted(Path(lf.attacks.__file__).parent.rglob("*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
 
@@ -183,41 +183,41 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
     return {"clean": clean, "robust": robust, "after": left, "seconds": seconds}
 
 
-def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, version: str) -> dict[str, Any]:
-    """lipforge's autoattack: the same, with the passes per image."""
+def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str) -> dict[str, Any]:
+    """The same for an attack of lipforge, with the passes per image."""
     started = time.perf_counter()
-    result: AttackResult = autoattack(cast(Any, version)).run(model, images, labels, threat=Threat("linf", subject.eps))
+    result: AttackResult = parse_attack(attack).run(model, images, labels, threat=Threat("linf", subject.eps))
     seconds = time.perf_counter() - started
     return {
         "clean": result.stages[0].robust,
-        "robust": int((~result.fooled).sum()),
+        "robust": int((~result.broken).sum()),
         "after": {stage.attack: stage.robust for stage in result.stages[1:]},
         "stage_seconds": {stage.attack: round(stage.seconds, 3) for stage in result.stages},
         "forwards": float(result.forwards.float().mean()),
         "backwards": float(result.backwards.float().mean()),
-        "given_up": int(result.given_up.sum()),
-        "notes": list(result.notes),
+        "early_stopped": int(result.early_stopped.sum()),
+        "notes": [str(note) for note in result.notes],
         "seconds": seconds,
     }
 
 
-def compare(subject: Subject, results: dict[str, Any], versions: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per version: our robust count, time and ratio beside the reference's."""
+def compare(subject: Subject, results: dict[str, Any], attacks: Sequence[str]) -> list[dict[str, Any]]:
+    """One row per attack: our robust count, time and ratio beside the reference's."""
     peer = results[f"{subject.name} | pyautoattack standard"]
     rows = []
-    for version in versions:
-        found, count = results[f"{subject.name} | lipforge {version}"], peer["settings"]["images"]
+    for attack in attacks:
+        found, count = results[f"{subject.name} | lipforge {attack}"], peer["settings"]["images"]
         ratios = [seconds / statistics.median(peer["seconds"]) for seconds in found["seconds"]]
         excess = 100 * (found["robust"] - peer["robust"]) / count
-        met = excess <= EXCESS and statistics.median(ratios) <= TARGETS.get(version, 1.0)
-        if version == "standard":  # attack by attack, in order
+        met = excess <= EXCESS and statistics.median(ratios) <= TARGETS.get(attack, 1.0)
+        if attack == "autoattack":  # each of its attacks, in order
             pairs = zip(found["after"].values(), peer["after"].values(), strict=False)
             met = met and all(abs(ours - theirs) <= APART * count for ours, theirs in pairs)
         rows.append(
             {
                 "model": subject.name,
                 "eps": subject.eps,
-                "version": version,
+                "attack": attack,
                 "images": count,
                 "clean": found["clean"],
                 "robust": found["robust"],
@@ -235,21 +235,21 @@ def compare(subject: Subject, results: dict[str, Any], versions: Sequence[str]) 
 
 
 def print_tables(rows: Sequence[dict[str, Any]]) -> None:
-    print("\n| model | eps | version | robust (reference) | seconds (reference) | 1 / ratio [range] | target |")
+    print("\n| model | eps | attack | robust (reference) | seconds (reference) | 1 / ratio [range] | target |")
     print("|---|---|---|---|---|---|---|")
     for row in rows:
         low, high = (1 / bound for bound in reversed(row["ratio_range"]))
         print(
-            f"| {row['model']} | {row['eps']} | {row['version']} "
+            f"| {row['model']} | {row['eps']} | {row['attack']} "
             f"| {row['robust']} ({row['reference_robust']}) of {row['images']} "
             f"| {row['seconds']:.1f} ({row['reference_seconds']:.0f}) "
             f"| {1 / row['ratio']:.1f} [{low:.1f}, {high:.1f}] | {'met' if row['met'] else 'MISSED'} |"
         )
-    print("\n| model | version | robust images left after each attack |\n|---|---|---|")
+    print("\n| model | attack | robust images after each stage |\n|---|---|---|")
     for row in rows:
-        if row["version"] == rows[0]["version"]:
+        if row["attack"] == rows[0]["attack"]:
             print(f"| {row['model']} | pyautoattack standard | {_left(row['reference_after'])} |")
-        print(f"| {row['model']} | {row['version']} | {_left(row['after'])} |")
+        print(f"| {row['model']} | {row['attack']} | {_left(row['after'])} |")
     print()
 
 

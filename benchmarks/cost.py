@@ -3,10 +3,10 @@
     python benchmarks/cost.py [--images 24] [--standard-images 8] [--tflops 20]
 
 Passes per image are measured on the bundled cifar10-resnet and the first test images of cifar10-sample; they depend on
-the attack and on what becomes of the image, not on the size of the model. FLOPs are counted by torch on the paper's
+the attack and on the outcome of the image, not on the size of the model. FLOPs are counted by torch on the paper's
 architectures with random weights. A forward and a backward pass cost the same: attacks need no gradients of weights.
-Shares of robust, fooled and misclassified images are those that the paper prints. The rate is an assumption, to be
-replaced by that of the reader's device; it enters as 1 / rate.
+Shares of robust, broken and misclassified images are those that the paper prints. The rate is an assumption, to be
+replaced by that of your device; it enters as 1 / rate.
 """
 
 import argparse
@@ -17,8 +17,7 @@ from pathlib import Path
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from lipforge.attacks import parse_attack
-from lipforge.attacks.queries import is_misclassified
+from lipforge.attacks import is_misclassified, parse_attack
 from lipforge.data import load_data
 from lipforge.models import load_model
 from lipforge.paper import load_paper
@@ -27,8 +26,8 @@ from lipforge.types import Threat
 
 RESULTS = Path(__file__).parent / "results" / "cost.json"
 ATTACKS = {
-    "AA fast": "autoattack:version=fast",
-    "AA": "autoattack:version=standard",
+    "fast": "fast",
+    "AA": "autoattack",
     "FGSM": "fgsm",
     "PGD": "pgd",
     "CW": "cw",
@@ -47,10 +46,11 @@ SPECS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=24)
-    parser.add_argument("--standard-images", type=int, default=8, help="a standing image takes thousands of passes")
+    parser.add_argument(
+        "--standard-images", type=int, default=8, help="for AutoAttack: a robust image takes thousands of passes"
+    )
     parser.add_argument("--tflops", type=float, default=20.0, help="sustained 10^12 operations per second of a device")
     options = parser.parse_args()
-    mend_torchvision()
     passes = {
         name: measured(text, options.standard_images if name == "AA" else options.images)
         for name, text in ATTACKS.items()
@@ -69,23 +69,15 @@ def main() -> None:
     print(json.dumps(results))
 
 
-def mend_torchvision() -> None:
-    """Declare two operators that a torchvision built for CUDA misses on a CPU build of torch; timm imports it."""
-    if "+cpu" in torch.__version__:
-        mend_torchvision.library = library = torch.library.Library("torchvision", "DEF")  # type: ignore[attr-defined]
-        library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-        library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-
-
 def measured(text: str, count: int) -> dict[str, dict[str, float]]:
-    """Mean forwards and backwards of images that end fooled and robust, with how many there were."""
+    """Mean forwards and backwards of broken and of robust images, with how many there were."""
     model, threat = load_model("cifar10-resnet"), Threat("linf", "8/255")
     data = load_data("cifar10-sample")
     x, y = data.batch(list(range(count)))
     right = ~is_misclassified(model, x, y)
     result = parse_attack(text).run(model, x[right], y[right], threat=threat)
     found = {}
-    for name, rows in (("fooled", result.fooled), ("robust", ~result.fooled)):
+    for name, rows in (("broken", result.broken), ("robust", ~result.broken)):
         number = int(rows.sum())
         forwards, backwards = (float(part[rows].sum()) / max(number, 1) for part in (result.forwards, result.backwards))
         found[name] = {"images": number, "forwards": forwards, "backwards": backwards}
@@ -103,7 +95,7 @@ def operations(spec: str, size: int) -> float:
 def cost(
     passes: dict[str, dict[str, dict[str, float]]], gflops: dict[str, float], tflops: float
 ) -> dict[str, dict[str, float]]:
-    """For each table: how many evaluations it holds, and their device-hours with standard and with fast AutoAttack."""
+    """For each table: how many evaluations it holds, and their device-hours with AutoAttack and with fast."""
     rows = load_paper()
     clean = {(row.table, row.model, row.variant, row.ratio): row.accuracy for row in rows if row.attack == "clean"}
     tables: dict[str, dict[str, float]] = defaultdict(lambda: {"evaluations": 0, "hours": 0.0, "hours_fast": 0.0})
@@ -113,19 +105,19 @@ def cost(
         base = [share for key, share in clean.items() if key[1] == row.model]
         right = clean.get((row.table, row.model, row.variant, row.ratio), max(base, default=100.0))
         robust = row.accuracy / 100
-        fooled = max(right / 100 - robust, 0.0)
+        broken = max(right / 100 - robust, 0.0)
         weight = COUNTS[row.dataset] * sum(gflops[spec] for spec in architectures(row.model)) * 1e9
         entry = tables[row.table]
         entry["evaluations"] += 1
-        # What is transferred is made by AutoAttack, as docs/reproducing.md has it.
+        # Transferred images are crafted by AutoAttack, as in docs/reproducing.md.
         attack = "AA" if row.attack == "transfer" else row.attack
-        for field, by in (("hours", passes[attack]), ("hours_fast", passes["AA fast" if attack == "AA" else attack])):
+        for field, by in (("hours", passes[attack]), ("hours_fast", passes["fast" if attack == "AA" else attack])):
             each = (
                 1
                 - right / 100
-                + sum(  # one pass for an image that is wrong from the start
+                + sum(  # one pass for a misclassified image
                     share * (by[name]["forwards"] + by[name]["backwards"])
-                    for name, share in (("fooled", fooled), ("robust", robust))
+                    for name, share in (("broken", broken), ("robust", robust))
                 )
             )
             entry[field] += weight * each / (tflops * 1e12) / 3600
@@ -150,14 +142,14 @@ def print_all(
     for name, by in passes.items():
         parts = [
             f"{key} ({by[key]['images']:.0f} images) {by[key]['forwards']:,.0f} + {by[key]['backwards']:,.0f}"
-            for key in ("fooled", "robust")
+            for key in ("broken", "robust")
         ]
         print(f"{name:8s} forwards + backwards per image: {', '.join(parts)}")
     for spec, number in gflops.items():
         print(f"{spec:40s} {number:8.1f} GFLOP per forward")
     print(f"device-hours at {tflops:g} TFLOP/s sustained")
     for table, row in tables.items():
-        hours = f"{row['hours']:9.1f} h, AA fast {row['hours_fast']:8.1f} h"
+        hours = f"{row['hours']:9.1f} h, fast {row['hours_fast']:8.1f} h"
         print(f"  table {table:3s} {row['evaluations']:4.0f} evaluations {hours}")
 
 

@@ -2,12 +2,11 @@
 
     python benchmarks/evaluation.py [--quick]
 
-Overhead: `evaluate` into a run directory, with a progress bar, one thread: all that is not spent inside the attack, and
-the processor time of the bar's thread, for which the attack may have to wait, over what is spent inside. Both are taken
-from the same run, because two runs differ by more than the target even on an idle machine. Ranks: the same evaluation
-by `torchrun --nproc-per-node 2`, one thread each, against one process with one thread; seconds of work inside the
-processes, without their start. Needs an idle machine with two cores. The last line is JSON; it is also written to
-benchmarks/results/evaluation.json.
+Overhead: `evaluate` into a run directory, with a progress bar and one thread. It is the time outside the attack plus
+the processor time of the bar's thread, for which the attack may have to wait, relative to the time inside the attack.
+Both come from the same run, because two runs differ by more than the target even on an idle machine. Ranks: the same
+evaluation by `torchrun --nproc-per-node 2`, one thread each, against one process with one thread, without their start.
+Needs an idle machine with two cores. The last line is JSON; it is also written to benchmarks/results/evaluation.json.
 """
 
 import argparse
@@ -27,8 +26,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from lipforge.attacks import PGD, Attack
-from lipforge.attacks.result import AttackResult
+from lipforge.attacks import PGD, Attack, AttackResult
 from lipforge.batching import ImageData
 from lipforge.data import load_data
 from lipforge.evaluation import evaluate
@@ -65,12 +63,12 @@ def main() -> None:
 
 
 class Clocked(PGD):
-    """The attack, which notes how long it took."""
+    """PGD that records how long it took."""
 
     seconds: ClassVar[list[float]] = []
 
     def run(self, *arguments: Any, **options: Any) -> AttackResult:
-        """Run it, with a look at the clock before and after."""
+        """Run the attack and record the seconds."""
         began = time.perf_counter()
         result = super().run(*arguments, **options)
         self.seconds.append(time.perf_counter() - began)
@@ -78,7 +76,7 @@ class Clocked(PGD):
 
 
 def overhead(count: int, rounds: int) -> dict[str, float]:
-    """Seconds of an evaluation with all that comes with it over those inside the attack."""
+    """Seconds of a whole evaluation over the seconds inside the attack."""
     model, data, attack = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count), Clocked(steps=20)
     ratios = []
     for _ in range(rounds):
@@ -93,7 +91,7 @@ def overhead(count: int, rounds: int) -> dict[str, float]:
 
 
 class Terminal(io.StringIO):
-    """A terminal that nobody sees: without one the bar would not be drawn."""
+    """A terminal in memory: without one the bar would not be drawn."""
 
     def isatty(self) -> bool:
         """It is one."""
@@ -103,11 +101,11 @@ class Terminal(io.StringIO):
 def kept(model: nn.Module, data: ImageData, attack: Attack) -> None:
     """An evaluation into a new run directory, with its progress bar drawn."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stderr(Terminal()), RunDir.open(folder) as run:
-        evaluate(model, data, attack, THREAT, run=run, show=True)
+        evaluate(model, data, attack, THREAT, run=run, show_progress=True)
 
 
 def ranks(count: int, rounds: int) -> dict[str, float]:
-    """How many times as fast two ranks of one thread are as one."""
+    """The speed of two ranks with one thread each, relative to one."""
     ratios = []
     for _ in range(rounds):
         one, two = started(1, count), started(2, count)
@@ -116,7 +114,7 @@ def ranks(count: int, rounds: int) -> dict[str, float]:
 
 
 def started(number: int, count: int) -> float:
-    """The seconds that the slowest of so many ranks worked."""
+    """The seconds that the slowest of `number` ranks worked."""
     with tempfile.TemporaryDirectory() as folder:
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(number)]
         command = [*torchrun, __file__, "--rank-of", folder, "--count", str(count)]
@@ -126,13 +124,18 @@ def started(number: int, count: int) -> float:
 
 
 def rank(folder: Path, count: int) -> None:
-    """One rank: load, wait for the others, evaluate, and say how long it took."""
+    """One rank: load, wait for the other ranks, evaluate, and write how long it took."""
     model, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=count)
     with process_group(torch.device("cpu")) as me, RunDir.open(folder / "run") as run:
         PGD(steps=1).run(model, *data.batch(range(BATCH)), threat=THREAT)
-        seconds = timed(lambda: evaluate(model, data, PGD(steps=20), THREAT, run=run, batch_size=BATCH, show=False))
+        seconds = timed(lambda: work(model, data, run))
     (folder / f"{me.index}.seconds").write_text(str(seconds))
     leave(0)
+
+
+def work(model: nn.Module, data: ImageData, run: RunDir) -> None:
+    """The evaluation that the ranks share."""
+    evaluate(model, data, PGD(steps=20), THREAT, run=run, batch_size=BATCH, show_progress=False)
 
 
 def timed(work: Callable[[], object]) -> float:

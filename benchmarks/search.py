@@ -4,9 +4,9 @@
     python benchmarks/search.py --model resnet2b_eps2 --weights-dir DIR --data cifar10 --first 5000 --images 1000
 
 The peer is `evaluate` on the forged model at 2^-7 (with --metric union also through the straight-through view), on the
-same images, with nothing shared. The search attacks all three ratios, and the base. The two take turns, and the ratio
-is the median over the turns. With --exhaustive the search is run once more with every image attacked in full, to see
-whether sparing changed an outcome. The last line is JSON; it is also written to benchmarks/results/search.json.
+same images, with nothing shared. The search attacks all three ratios and the base. The two take turns, and the ratio is
+the median over the turns. With --exhaustive the search runs once more with every image attacked in full, to see whether
+skipping images changed an outcome. The last line is JSON; it is also written to benchmarks/results/search.json.
 """
 
 import argparse
@@ -23,9 +23,9 @@ from torch import Tensor
 import lipforge as lf
 from lipforge.attacks import parse_attack
 from lipforge.evaluation import evaluate
-from lipforge.evaluation.scores import SearchResult
 from lipforge.records import write_json
-from lipforge.searching import choose_ratio
+from lipforge.results import SearchResult
+from lipforge.search import choose_ratio
 
 TARGET = 1.5
 RATIOS = (2**-8, 2**-7, 2**-6)
@@ -36,13 +36,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=200)
     parser.add_argument("--model", default="cifar10-resnet")
-    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of others, for their models")
+    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of models that are not bundled")
     parser.add_argument("--data", default="cifar10-sample", help="where the images come from")
     parser.add_argument("--first", type=int, default=0, help="the position of the first image")
-    parser.add_argument("--attack", default="autoattack:version=fast")
-    parser.add_argument("--metric", choices=("plain", "union"), default="union")
-    parser.add_argument("--exhaustive", action="store_true", help="also search without sparing any image")
-    parser.add_argument("--batch", type=int, default=500, help="images that are attacked together, by both")
+    parser.add_argument("--attack", default="fast")
+    parser.add_argument("--metric", choices=("non-adaptive", "union"), default="union")
+    parser.add_argument("--exhaustive", action="store_true", help="also search without skipping any image")
+    parser.add_argument("--batch", type=int, default=500, help="images that are attacked together")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=3)
     options = parser.parse_args()
@@ -78,14 +78,16 @@ def main() -> None:
         "one_ratio": turns[-1][1],
         "ratio": {name: statistics.median(found) for name, found in ratios.items()},
         "range": {name: [found[0], found[-1]] for name, found in ratios.items()},
-        "scores": {score.label: f"{score.status}, {score.standing} of {score.count} stand" for score in found.scores},
-        "spared": sum(score.spared for score in found.scores),
-        "checked": sum(score.checked for score in found.scores),
-        "failed": sum(score.failed for score in found.scores),
+        "scores": {
+            score.label: f"{score.status}, {score.robust_count} of {score.count} robust" for score in found.scores
+        },
+        "skipped": sum(score.skipped for score in found.scores),
+        "rechecked": sum(score.rechecked for score in found.scores),
+        "rechecked_broken": sum(score.rechecked_broken for score in found.scores),
         "reason": found.reason,
     }
     if options.exhaustive:
-        results["exhaustive"] = against(found, choose_ratio(model, data, **keywords, near=None))
+        results["exhaustive"] = against(found, choose_ratio(model, data, **keywords, skip_above=None))
     show(results)
     write_json(RESULTS, results)
     print(json.dumps(results))
@@ -96,11 +98,11 @@ def alone(
 ) -> dict[str, float]:
     """The cost of evaluating the ratio 2^-7 by itself."""
     lf.set_ratio_(model, 2**-7)
-    views = [lf.forged(model)] if options.metric == "plain" else [lf.forged(model), lf.straight_through(model)]
+    views = [lf.forged(model)] if options.metric == "non-adaptive" else [lf.forged(model), lf.straight_through(model)]
     images, labels = data
     forwards, backwards, seconds = 0, 0, 0.0
     for number, view in enumerate(views):
-        # The second view sees only what the first left, as in the search.
+        # The second view gets only the images that are still robust, as in the search.
         result = evaluate(view, (images, labels), attack, threat, seed=number, batch_size=options.batch)
         forwards, backwards = forwards + result.forwards, backwards + result.backwards
         seconds += result.seconds
@@ -114,13 +116,13 @@ def cost(found: SearchResult) -> dict[str, float]:
     return {"passes": float(found.forwards + found.backwards), "seconds": found.seconds}
 
 
-def against(spared: SearchResult, full: SearchResult) -> dict[str, Any]:
-    """What attacking every image in full would have cost and changed: images that stand in only one of the searches."""
+def against(screened: SearchResult, full: SearchResult) -> dict[str, Any]:
+    """What attacking every image in full costs and changes: images that are robust in only one of the searches."""
     changed = {}
-    for one, other in zip(spared.scores, full.scores, strict=True):
+    for one, other in zip(screened.scores, full.scores, strict=True):
         pairs = list(zip(one.robust, other.robust, strict=False))
         changed[one.label] = {"only here": pairs.count((True, False)), "only in full": pairs.count((False, True))}
-    return {**cost(full), "standing": changed, "same_choice": spared.chosen == full.chosen}
+    return {**cost(full), "robust": changed, "same_choice": screened.chosen == full.chosen}
 
 
 def show(results: dict[str, Any]) -> None:
@@ -130,11 +132,12 @@ def show(results: dict[str, Any]) -> None:
         search, one, ratio, (low, high) = (results[key][name] for key in ("search", "one_ratio", "ratio", "range"))
         measured = f"{name}: search {search:.0f}, one ratio {one:.0f}"
         print(f"{measured}: {ratio:.2f} [{low:.2f}, {high:.2f}] times (target {TARGET})")
-    print(f"spared {results['spared']} attacks; checked {results['checked']} of them, {results['failed']} fell")
+    broken = f"{results['rechecked_broken']} of {results['rechecked']} rechecked ones broke"
+    print(f"skipped {results['skipped']} images; {broken}")
     print(results["reason"])
     if full := results.get("exhaustive"):
         print(f"in full: {full['passes']:.0f} passes; same choice: {full['same_choice']}")
-        print(f"images that stand in one search only: {full['standing']}")
+        print(f"images that are robust in one search only: {full['robust']}")
 
 
 if __name__ == "__main__":

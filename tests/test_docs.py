@@ -7,11 +7,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from lipforge.auditing.plan import TRANSFERRED, stage_names
+from lipforge.cli.main import app
+from lipforge.results import VERDICTS
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))) if path.exists()]
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\((?!\w+:|#)(?P<target>[^)#\s]+)[^)]*\)")
+VERDICT = re.compile(r"^\| `(?P<verdict>[a-z ]+)` \| (?P<title>[^|]+) \| (?P<code>\d) \|", re.MULTILINE)
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 NAMED_TEST = re.compile(r"`(?P<file>test_\w+\.py)::(?P<test>test_\w+)`")
 
 
@@ -61,6 +68,28 @@ def test_every_test_that_a_page_names_exists(page):
         if not any(f"def {test}(" in path.read_text() for path in (ROOT / "tests").rglob(file))
     ]
     assert missing == []
+
+
+def test_the_page_of_the_audit_has_the_table_of_verdicts():
+    rows = VERDICT.finditer((ROOT / "docs" / "audit.md").read_text())
+    shown = {row["verdict"]: (row["title"], int(row["code"])) for row in rows}
+    assert shown == {verdict: (form.title, form.exit_code) for verdict, form in VERDICTS.items()}
+
+
+def test_the_page_of_the_audit_has_its_attacks_in_order():
+    attacks = (ROOT / "docs" / "audit.md").read_text().split("## The attacks")[1].split("## The checks")[0]
+    stages = stage_names(["BPDA identity", "BPDA smooth", TRANSFERRED], square=True)
+    assert re.findall(r"^\| `([^`]+)` \|", attacks, re.MULTILINE) == stages
+
+
+def test_the_page_of_the_command_line_names_every_option_and_no_other():
+    commands, known = [typer.main.get_command(app)], {"--help", "--nproc-per-node"}
+    while commands:
+        command = commands.pop()
+        commands += getattr(command, "commands", {}).values()
+        options = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+        known |= {name for name in options if name.startswith("--")}
+    assert {match[0] for match in OPTION.finditer((ROOT / "docs" / "cli.md").read_text())} == known
 
 
 def test_a_block_is_cut_out_with_its_line_numbers(tmp_path):

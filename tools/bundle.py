@@ -16,8 +16,7 @@ import torch
 import lipforge as lf
 from lipforge.attacks import PGD
 from lipforge.evaluation import evaluate
-from lipforge.models.architectures import parse_architecture
-from lipforge.models.cards import BUNDLED
+from lipforge.models.architectures import BUNDLED, parse_architecture
 from lipforge.ranks import process_group
 from lipforge.records import read_json, write_json, write_whole
 from lipforge.runs import RunDir
