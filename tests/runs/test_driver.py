@@ -36,7 +36,7 @@ class Counted(nn.Module):
         super().__init__()
         self.model, self.seen = linear(), [0]
         with torch.no_grad():
-            self.model[1].bias += bias  # type: ignore[operator]
+            self.model[1].bias.add_(bias)  # type: ignore[index]
         self.eval()
 
     def forward(self, x: Tensor) -> Tensor:
