@@ -14,17 +14,17 @@ from lipforge.batching import check_eval, check_images, device_of
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS, Call, Graph, Role, roles, trace
 
-RULES: dict[str, tuple[Role, ...]] = {
-    "residual_convs": ("conv",),
-    "mlp_linears": ("mlp",),
-    "depthwise_convs": ("depthwise",),
-    "shortcut_convs": ("shortcut",),
-    "attention_projections": ("attention",),
-    "gate_layers": ("gate",),
-    "sequential_layers": ("between",),
-    "activations": ("activation",),
+RULES: dict[str, Role] = {
+    "residual_convs": "conv",
+    "mlp_linears": "mlp",
+    "depthwise_convs": "depthwise",
+    "shortcut_convs": "shortcut",
+    "attention_projections": "attention",
+    "gate_layers": "gate",
+    "sequential_layers": "between",
+    "activations": "activation",
 }
-"""Rule names and the roles that they select; `name:GLOB` selects any called layer by its name."""
+"""Rule names and the role that each selects; `name:GLOB` selects any called layer by its name."""
 
 DEFAULT_RULES = ("residual_convs", "mlp_linears")
 INPUT_SIZES = (32, 224, 64, 28, 96, 128, 256, 384, 299, 16, 8)
@@ -108,21 +108,20 @@ def find_sites(
     if isinstance(model, torch.jit.ScriptModule):
         raise SiteError("a scripted model cannot be forged; pass the module that was given to torch.jit.script")
     check_eval(model)
-    layers: dict[str, nn.Module] = {
-        name: module for name, module in model.named_modules() if isinstance(module, LAYERS + ACTIVATIONS)
-    }
-    graph = _trace(model, images)
-    calls = roles(graph, layers)
+    calls = roles(_trace(model, images))
     chosen, reason = _choose_rules(tuple(rules), calls)
     sites, skipped = [], []
-    for name, layer in layers.items():
-        call = calls.get(name)
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LAYERS + ACTIVATIONS):
+            continue
+        call, kind = calls.get(name), type(layer).__name__
         rule = _matching_rule(name, call, chosen) if call else None
         why_not = _why_not(name, layer, call, rule, include, exclude, types)
         if call and rule and not why_not:
-            sites.append((call.node, Site(name, rule, type(layer).__name__, *_shape(call))))
+            site = Site(name, rule, kind, call.channels, call.input_shape, call.channel_dim)
+            sites.append((call.node, site))
         elif not isinstance(layer, ACTIVATIONS) or "activations" in chosen:
-            skipped.append(Skipped(name, type(layer).__name__, why_not))
+            skipped.append(Skipped(name, kind, why_not))
     if not sites:
         raise SiteError(_nothing_found(chosen, skipped))
     return Survey(tuple(site for _, site in sorted(sites, key=lambda pair: pair[0])), chosen, reason, tuple(skipped))
@@ -168,10 +167,7 @@ def _choose_rules(rules: tuple[str, ...], calls: dict[str, Call]) -> tuple[tuple
 
 def _matching_rule(name: str, call: Call, rules: Sequence[str]) -> str | None:
     for rule in rules:
-        if rule.startswith("name:"):
-            if fnmatchcase(name, rule.removeprefix("name:")):
-                return rule
-        elif call.role in RULES[rule]:
+        if RULES.get(rule) == call.role or (rule.startswith("name:") and fnmatchcase(name, rule.removeprefix("name:"))):
             return rule
     return None
 
@@ -197,11 +193,6 @@ def _why_not(
     if types and not isinstance(layer, types):
         return f"not of the types {', '.join(kind.__name__ for kind in types)}"
     return ""
-
-
-def _shape(call: Call) -> tuple[int, tuple[int, ...], int]:
-    channels = call.input_shape[call.channel_dim] if len(call.channels) == 1 else 0
-    return channels, call.input_shape, call.channel_dim
 
 
 def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
