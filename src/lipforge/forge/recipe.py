@@ -2,9 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from lipforge.batching import ImageData, ImageSource
 from lipforge.errors import InputError, RecipeError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS
 from lipforge.forge.insert import forges, insert_, remove_, require_forges
-from lipforge.forge.layer import Calibration, Forge, check_ratio
+from lipforge.forge.layer import Calibration, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
-from lipforge.forge.sites import Site, unwrap
-from lipforge.records import read_json, write_json
+from lipforge.forge.sites import Site, some, unwrap
+from lipforge.records import lipforge_version, read_json, write_json
 
 FORMAT = 1
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -65,7 +63,7 @@ class Recipe:
     statistic: str
     architecture: str
     weights: str
-    lipforge: str = field(default_factory=lambda: _version())
+    lipforge: str = field(default_factory=lipforge_version)
     format: int = FORMAT
 
     @property
@@ -95,24 +93,18 @@ class Recipe:
         before = forges(model)
         if before:
             raise RecipeError(f"the model is forged already ({len(before)} sites); call remove_ first")
-        sites = [
-            Site(name, "recipe", site.layer, site.in_features, (), site.channel_dim)
-            for name, site in self.sites.items()
-        ]
-        insert_(model, sites, mask=self.mask)
+        places = (Site(name, "recipe", to.layer, to.in_features, (), to.channel_dim) for name, to in self.sites.items())
+        inserted = insert_(model, places, mask=self.mask)
         try:
-            for name, forge in forges(model).items():
-                self._fill(forge, self.sites[name])
+            for name, forge in inserted.items():
+                site, device = self.sites[name], forge.bound.device
+                centre = None if site.centre is None else torch.tensor(site.centre, device=device)
+                forge.set_bound(torch.tensor(site.bound, device=device), centre)
+                forge.ratio = site.ratio
+                forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
         except BaseException:
             remove_(model)
             raise
-
-    def _fill(self, forge: Forge, site: SiteRecipe) -> None:
-        device = forge.bound.device
-        centre = None if site.centre is None else torch.tensor(site.centre, device=device)
-        forge.set_bound(torch.tensor(site.bound, device=device), centre)
-        forge.ratio = site.ratio
-        forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
 
     def _check_fit(self, model: nn.Module, strict: bool) -> None:
         modules = dict(unwrap(model).named_modules())
@@ -128,8 +120,7 @@ class Recipe:
         if not differences and strict and self.architecture != architecture_digest(model):
             differences.append("all sites fit, but other tensors of the model differ; strict=False applies it anyway")
         if differences:
-            more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-            raise RecipeError(f"the recipe is for another architecture: {'; '.join(differences[:5])}{more}")
+            raise RecipeError(f"the recipe is for another architecture: {some(differences, '; ')}")
 
 
 def recipe_of(model: nn.Module) -> Recipe:
@@ -154,9 +145,8 @@ def recipe_of(model: nn.Module) -> Recipe:
         )
         for name, forge in found.items()
     }
-    origin = first.calibration
     architecture, weights = architecture_digest(model), weights_digest(model)
-    return Recipe(first.mask, sites, origin.images_seen, origin.data, origin.statistic, architecture, weights)
+    return Recipe(first.mask, sites, **vars(first.calibration), architecture=architecture, weights=weights)
 
 
 def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
@@ -181,15 +171,14 @@ def load_recipe(path: str | Path) -> Recipe:
 
 def architecture_digest(model: nn.Module) -> str:
     """A digest of the names and shapes of all tensors of `model`; forging does not change it."""
-    state = unwrap(model).state_dict()
-    lines = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in _tensors(state))
+    lines = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in _tensors(model))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def weights_digest(model: nn.Module) -> str:
     """A digest of the bytes of all tensors of `model`; forging does not change it."""
     digest = hashlib.sha256()
-    for name, tensor in _tensors(unwrap(model).state_dict()):
+    for name, tensor in _tensors(model):
         digest.update(name.encode())
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
         plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
@@ -204,11 +193,8 @@ def describe_source(images: ImageSource) -> str:
 
 def in_features(layer: nn.Module) -> int | None:
     """How many channels or features a layer takes; None for an activation, which takes any."""
-    for attribute in ("in_channels", "in_features", "embed_dim"):
-        value = getattr(layer, attribute, None)
-        if isinstance(value, int):
-            return value
-    return None
+    found = (getattr(layer, attribute, None) for attribute in ("in_channels", "in_features", "embed_dim"))
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _from_dict(fields: dict[str, Any]) -> Recipe:
@@ -250,12 +236,6 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor))
-
-
-def _version() -> str:
-    try:
-        return version("lipforge")
-    except PackageNotFoundError:  # imported from a source tree that was never installed
-        return "unknown"
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    state = unwrap(model).state_dict()
+    return [(name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor)]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from lipforge.errors import InputError
-from lipforge.paper.tables import KINDS, Name, Numbers, Published, known
+from lipforge.paper.tables import KINDS, Name, Numbers, Published, Setting
 
 SUBSET = 2.0
 """Slack between two tables. Some are on fewer images: every CW figure of the paper is a multiple of 0.02, so 5,000 or
@@ -94,33 +94,32 @@ def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
             f"{source} has nothing that a rule could check: rules compare the attacks {', '.join(KINDS)} on one model "
             f"at one radius, or PGD over radii; found {found}"
         )
-    unknown = dict.fromkeys(row.attack for row in numbers.rows if not known(row.attack)[0])
+    unknown = dict.fromkeys(row.attack for row in numbers.rows if not row.kind[0])
     return TableAudit(source, len(numbers.rows), tuple(counts), tuple(findings), tuple(unknown))
 
 
 def _one_step(numbers: Numbers) -> Outcome:
     for one, many in numbers.pairs("fgsm", "pgd"):
         short = many.accuracy - one.accuracy
-        yield _finding("one step", one, f"FGSM {_n(one)} < PGD {_n(many)}, by {short:.2f}") if short > 0 else None
+        yield _check("one step", one, short > 0, f"FGSM {_n(one)} < PGD {_n(many)}, by {short:.2f}")
 
 
 def _radius(numbers: Numbers) -> Outcome:
     for sweep in numbers.sweeps("pgd"):
         for near, far in pairwise(sweep):
-            rises = far.accuracy > near.accuracy
             text = f"PGD {_n(near)} at {near.eps} rises to {_n(far)} at {far.eps}"
-            yield _finding("radius", far, text) if rises else None
-        if sweep[-1].radius >= LARGE:
-            last = sweep[-1]
+            yield _check("radius", far, far.accuracy > near.accuracy, text)
+        last = sweep[-1]
+        if last.radius >= LARGE:
             text = f"PGD leaves {_n(last)} at the largest radius {last.eps}"
-            yield _finding("radius", last, text) if last.accuracy > ZERO else None
+            yield _check("radius", last, last.accuracy > ZERO, text)
 
 
 def _trend(numbers: Numbers) -> Outcome:
-    groups: dict[tuple[str, str, str, Name], dict[float, dict[float, Published]]] = defaultdict(dict)
+    groups: dict[tuple[Setting, Name], dict[float, dict[float, Published]]] = defaultdict(dict)
     for row in numbers.rows:
-        if row.share is not None and known(row.attack)[0] in ("fgsm", "pgd", "cw", "transfer", "aa"):
-            grid = groups[row.dataset, row.model, row.variant, known(row.attack)]
+        if row.share is not None and row.kind[0] not in ("", "clean"):
+            grid = groups[(*row.setting[:3], ""), row.kind]
             grid.setdefault(row.radius, {}).setdefault(row.share, row)
     for grid in groups.values():
         outside = {radius: dict(_outside(line)) for radius, line in grid.items()}
@@ -130,7 +129,7 @@ def _trend(numbers: Numbers) -> Outcome:
             for share, (gap, text) in outside[radius].items():
                 # Where the radius beside it bends the same way, the bend is the trend.
                 alone = all(outside[other].get(share, (0.0, ""))[0] <= OUTLIER for other in beside)
-                yield _finding("trend", grid[radius][share], text) if gap > OUTLIER and alone else None
+                yield _check("trend", grid[radius][share], gap > OUTLIER and alone, text)
 
 
 def _outside(line: dict[float, Published]) -> Iterator[tuple[float, tuple[float, str]]]:
@@ -150,7 +149,7 @@ def _at_most(name: str, strong: str, weak: str, words: str) -> Rule:
         for row, other in numbers.pairs(strong, weak):
             gap = row.accuracy - other.accuracy
             text = f"{row.attack} {_n(row)} is {gap:.2f} above {other.attack} {_n(other)}"
-            yield _finding(name, row, text) if gap > SUBSET else None
+            yield _check(name, row, gap > SUBSET, text)
 
     label = "transfer, black box" if weak == "transfer" else weak.upper()
     return Rule(name, f"{words} at most {SUBSET:g} more than {label}", apply)
@@ -167,22 +166,21 @@ def _widening(name: str, weak: str, strong: str, slack: float) -> Callable[[Numb
                 f"{row.attack} {_n(row)} is {gap:+.2f} from {other.attack} {_n(other)}; "
                 f"on the base {_n(before)} is {base_gap:+.2f} from {_n(after)}"
             )
-            yield _finding(name, row, text) if gap - base_gap > slack else None
+            yield _check(name, row, gap - base_gap > slack, text)
 
     return apply
 
 
 def _conflict(numbers: Numbers) -> Outcome:
     for row in numbers.rows:
-        first = numbers.get((row.dataset, row.model, row.variant, row.ratio), row)
-        if first is None or first is row:
-            continue
-        text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
-        yield _finding("conflict", row, text) if row.accuracy != first.accuracy else None
+        first = numbers.get(row.setting, row)
+        if first is not None and first is not row:
+            text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
+            yield _check("conflict", row, row.accuracy != first.accuracy, text)
 
 
-def _finding(rule: str, row: Published, evidence: str) -> Finding:
-    return Finding(rule, row.table, str(row), row.eps, evidence)
+def _check(rule: str, row: Published, broken: bool, evidence: str) -> Finding | None:
+    return Finding(rule, row.table, str(row), row.eps, evidence) if broken else None
 
 
 def _n(row: Published) -> str:

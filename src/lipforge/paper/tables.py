@@ -64,6 +64,15 @@ class Published:
         """`ratio` as a number; None where the source does not state it."""
         return None if self.ratio == UNSTATED else parse_number(self.ratio, name="ratio")
 
+    @property
+    def setting(self) -> Setting:
+        return self.dataset, self.model, self.variant, self.ratio
+
+    @property
+    def kind(self) -> Name:
+        """What the rules know `attack` as."""
+        return known(self.attack)
+
     def __str__(self) -> str:
         words = (self.dataset, self.model, self.variant, "base" if self.share == 0 else self.ratio)
         return " ".join(word for word in words if word)
@@ -93,12 +102,11 @@ class Numbers:
         self.rows = tuple(rows)
         self._sweeps: dict[Setting, dict[Name, dict[float, Published]]] = {}
         for row in self.rows:
-            attacks = self._sweeps.setdefault((row.dataset, row.model, row.variant, row.ratio), {})
-            attacks.setdefault(known(row.attack), {}).setdefault(row.radius, row)
+            self._sweeps.setdefault(row.setting, {}).setdefault(row.kind, {}).setdefault(row.radius, row)
 
     def get(self, setting: Setting, row: Published) -> Published | None:
         """The number of this row's attack and radius in a setting."""
-        return self._sweeps.get(setting, {}).get(known(row.attack), {}).get(row.radius)
+        return self._sweeps.get(setting, {}).get(row.kind, {}).get(row.radius)
 
     def sweeps(self, kind: str) -> Iterator[list[Published]]:
         """The numbers of each attack of a kind on each model, by increasing radius."""
