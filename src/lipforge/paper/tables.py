@@ -70,7 +70,6 @@ class Published:
 
     @property
     def kind(self) -> Name:
-        """What the rules know `attack` as."""
         return known(self.attack)
 
     def __str__(self) -> str:
@@ -111,20 +110,22 @@ class Numbers:
     def sweeps(self, kind: str) -> Iterator[list[Published]]:
         """The numbers of each attack of a kind on each model, by increasing radius."""
         for attacks in self._sweeps.values():
-            for (found, _), sweep in attacks.items():
-                if found == kind:
-                    yield [sweep[radius] for radius in sorted(sweep)]
+            for sweep in _of_kind(kind, attacks):
+                yield [sweep[radius] for radius in sorted(sweep)]
 
     def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
         """The numbers of attacks of two kinds on the same model at the same radius."""
         for attacks in self._sweeps.values():
-            strong, weak = ([sweep for (found, _), sweep in attacks.items() if found == k] for k in (first, second))
-            for one, other in product(strong, weak):
+            for one, other in product(_of_kind(first, attacks), _of_kind(second, attacks)):
                 yield from ((one[radius], other[radius]) for radius in sorted(one) if radius in other)
 
     def base_of(self, row: Published) -> Published | None:
         """The number of the base model for this row's attack and radius."""
         return self.get((row.dataset, row.model, "", "0"), row)
+
+
+def _of_kind(kind: str, attacks: dict[Name, dict[float, Published]]) -> list[dict[float, Published]]:
+    return [sweep for (found, _), sweep in attacks.items() if found == kind]
 
 
 def known(attack: str) -> Name:
