@@ -58,9 +58,14 @@ class SiteFigures:
         """The figures of that name over all batches."""
         return torch.cat(self.figures[name]) if name in self.figures else None
 
-    def mean(self, name: str) -> float | None:
+    def spread(self, name: str, over: float | None = 1.0) -> Spread | None:
+        """The spread of the figures of that name, divided by `over`; None without any, or without a divisor."""
         values = self.all(name)
-        return None if values is None or len(values) == 0 else float(values.mean())
+        return None if values is None or not over else spread(values / over)
+
+    def mean(self, name: str) -> float | None:
+        found = self.spread(name)
+        return None if found is None else found.mean
 
     def report(self, name: str) -> LayerReport:
         threshold = torch.as_tensor(self.forge.threshold).max().item()
@@ -77,17 +82,13 @@ class SiteFigures:
             suppressed_adversarial=self.mean("suppressed_forged_adversarial"),
             sigma=self.sigma,
             sigma_residual=self.residual,
-            ratio_active=spread(self._over_sigma("sigma_plain")),
-            ratio_forged=spread(self._over_sigma("sigma_forged")),
+            ratio_active=self.spread("sigma_plain", over=self.sigma),
+            ratio_forged=self.spread("sigma_forged", over=self.sigma),
             gershgorin=self.gershgorin,
-            gershgorin_forged=spread(self.all("gershgorin_forged")),
-            gain_plain=spread(self.all("gain_plain")),
-            gain_forged=spread(self.all("gain_forged")),
+            gershgorin_forged=self.spread("gershgorin_forged"),
+            gain_plain=self.spread("gain_plain"),
+            gain_forged=self.spread("gain_forged"),
         )
-
-    def _over_sigma(self, name: str) -> Tensor | None:
-        values = self.all(name)
-        return None if values is None or not self.sigma else values / self.sigma
 
     def _spectral(self, kind: str, before: Tensor, after: Tensor) -> None:
         operator, absolute = operator_of(self.layer), operator_of(self.layer, absolute=True)

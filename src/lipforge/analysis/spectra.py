@@ -104,9 +104,9 @@ def gershgorin(absolute: Operator, keep: Tensor) -> Tensor:
     """Upper bounds (M,) on the largest singular value of W diag(keep), one for each item of `keep` (M, *item) >= 0.
 
     `absolute` is the operator of |W|. By Gershgorin every eigenvalue of A = W^T W is at most the largest row sum of
-    |A|, and |W^T W| <= |W|^T |W| entry by entry. The row sums of the right side are |W|^T |W| 1: two passes through
-    the layer with the absolute values of its weights, and no matrix. So the bound is valid, and at least as large as
-    Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most d * |W|^T |W| d.
+    |A|, and |A| <= |W|^T |W| entry by entry, whose row sums |W|^T |W| 1 take two passes through the layer. So the bound
+    is at least as large as Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most
+    d * |W|^T |W| d.
     """
     sums: Tensor = keep * absolute.gram(keep)
     return sums.flatten(1).amax(dim=1).sqrt()

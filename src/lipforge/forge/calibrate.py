@@ -22,6 +22,8 @@ from lipforge.forge.trackers import Maximum, Moments, Quantile, Tracker
 from lipforge.progress import progress
 from lipforge.ranks import joined
 
+Trackers = dict[str, Tracker]
+
 
 def forge_(
     model: nn.Module,
@@ -95,9 +97,7 @@ def calibrate_(
         return recipe_of(model)
 
 
-def _run(
-    model: nn.Module, images: ImageSource, batch_size: int, trackers: dict[str, Tracker], show: bool | None
-) -> int:
+def _run(model: nn.Module, images: ImageSource, batch_size: int, trackers: Trackers, show: bool | None) -> int:
     """Feed all images; how many there were. A non-finite activation is reported one batch late, without a stall."""
     device, seen = device_of(model), 0
     suspect: tuple[Tensor, Tensor, int] | None = None
@@ -138,7 +138,7 @@ def _check_finite(model: nn.Module, suspect: tuple[Tensor, Tensor, int] | None) 
     raise CalibrationError("a batch has a non-finite activation that no single image of it has; use batch_size=1")
 
 
-def _finish(trackers: dict[str, Tracker], device: torch.device) -> None:
+def _finish(trackers: Trackers, device: torch.device) -> None:
     """Merge the ranks, and see that every site was reached by some rank: all of them come to the same answer."""
     calls = torch.tensor([tracker.calls for tracker in trackers.values()], device=device)
     if joined():
@@ -147,16 +147,15 @@ def _finish(trackers: dict[str, Tracker], device: torch.device) -> None:
             tracker.reduce_()
     missed = [name for name, count in zip(trackers, calls.tolist(), strict=True) if count == 0]
     if missed:
+        more = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
         raise CalibrationError(
-            f"calibration never reached site '{missed[0]}'"
-            + (f" and {len(missed) - 1} more" if len(missed) > 1 else "")
-            + ": the model does not call that layer (or reads its weight without calling it); "
-            "leave it out with exclude=, or find the sites again"
+            f"calibration never reached site '{missed[0]}'{more}: the model does not call that layer (or reads its "
+            "weight without calling it); leave it out with exclude=, or find the sites again"
         )
 
 
 @contextmanager
-def _tracking(found: dict[str, Forge], trackers: dict[str, Tracker]) -> Iterator[None]:
+def _tracking(found: dict[str, Forge], trackers: Trackers) -> Iterator[None]:
     """Every forged function in track mode, feeding its tracker; then in the mode it had, after an error unchanged."""
     before = {name: (forge.mode, forge.bound, forge.centre, forge.calibration) for name, forge in found.items()}
     try:

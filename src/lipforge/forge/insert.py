@@ -98,13 +98,10 @@ def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
         return args, {**kwargs, name: _forged(forge, kwargs[name], layer)}
     # The same tensor must stay the same object: attention takes its fast paths by identity.
-    done: dict[int, Tensor] = {}
-    for tensor in (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs)):
-        if id(tensor) not in done:
-            done[id(tensor)] = forge(tensor)
-    return tuple(done.get(id(value), value) for value in args), {
-        name: done.get(id(value), value) for name, value in kwargs.items()
-    }
+    attended = (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))
+    done = {key: forge(tensor) for key, tensor in {id(tensor): tensor for tensor in attended}.items()}
+    forged_kwargs = {name: done.get(id(value), value) for name, value in kwargs.items()}
+    return tuple(done.get(id(value), value) for value in args), forged_kwargs
 
 
 def _forged(forge: Forge, x: Tensor, layer: nn.Module) -> Tensor:

@@ -35,9 +35,9 @@ class SiteRecipe:
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
-        if not isinstance(self.layer, str) or not _is_whole(self.in_features) or self.in_features < 0:
+        if not isinstance(self.layer, str) or type(self.in_features) is not int or self.in_features < 0:
             raise InputError(f"in_features must be a count and layer a name, got {self.in_features!r}, {self.layer!r}")
-        if not _is_whole(self.channel_dim) or not -4 <= self.channel_dim <= -1:
+        if type(self.channel_dim) is not int or not -4 <= self.channel_dim <= -1:
             raise InputError(f"channel_dim must lie in -4..-1, got {self.channel_dim!r}")
         _check_values("bound", self.bound if isinstance(self.bound, list) else [self.bound], low=0)
         if isinstance(self.bound, list) and len(self.bound) != self.in_features:
@@ -134,17 +134,11 @@ def recipe_of(model: nn.Module) -> Recipe:
                 f"a recipe has one mask and one calibration, but site '{name}' has another than "
                 f"'{next(iter(found))}'; forge all sites alike, or calibrate_ them together"
             )
-    sites = {
-        name: SiteRecipe(
-            layer=type(modules[name]).__name__,
-            in_features=forge.channels,
-            channel_dim=forge.channel_dim,
-            ratio=forge.ratio,
-            bound=forge.bound.tolist(),
-            centre=None if forge.centre is None else forge.centre.tolist(),
-        )
-        for name, forge in found.items()
-    }
+    sites = {}
+    for name, forge in found.items():
+        centre = None if forge.centre is None else forge.centre.tolist()
+        fixed = type(modules[name]).__name__, forge.channels, forge.channel_dim
+        sites[name] = SiteRecipe(*fixed, forge.ratio, forge.bound.tolist(), centre)
     architecture, weights = architecture_digest(model), weights_digest(model)
     return Recipe(first.mask, sites, **vars(first.calibration), architecture=architecture, weights=weights)
 
@@ -200,28 +194,25 @@ def in_features(layer: nn.Module) -> int | None:
 def _from_dict(fields: dict[str, Any]) -> Recipe:
     if not isinstance(fields, dict):
         raise InputError("it holds no object")
-    if not _is_whole(fields["format"]) or fields["format"] != FORMAT:
+    if type(fields["format"]) is not int or fields["format"] != FORMAT:
         raise InputError(f"its format is {fields['format']!r}, expected {FORMAT}")
     if not isinstance(fields["sites"], dict) or not fields["sites"]:
         raise InputError("it has no sites")
-    if not _is_whole(fields["images_seen"]):
+    if type(fields["images_seen"]) is not int:
         raise InputError(f"images_seen must be a count, got {fields['images_seen']!r}")
     for name in ("data", "statistic", "architecture", "weights", "lipforge"):
         if not isinstance(fields[name], str):
             raise InputError(f"{name} must be a text, got {fields[name]!r}")
     mask = mask_from_dict(fields["mask"])
-    sites = {name: _site_from_dict(name, site, mask) for name, site in fields["sites"].items()}
+    sites = {}
+    for name, site in fields["sites"].items():
+        try:
+            sites[name] = SiteRecipe(**site)
+        except (InputError, TypeError) as error:
+            raise InputError(f"site '{name}': {error}") from None
+        if (sites[name].centre is not None) != (mask.statistic == "moments"):
+            raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
     return Recipe(**{**fields, "mask": mask, "sites": sites})
-
-
-def _site_from_dict(name: str, fields: dict[str, Any], mask: Mask) -> SiteRecipe:
-    try:
-        site = SiteRecipe(**fields)
-    except (InputError, TypeError) as error:
-        raise InputError(f"site '{name}': {error}") from None
-    if (site.centre is not None) != (mask.statistic == "moments"):
-        raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
-    return site
 
 
 def _check_values(name: str, values: Any, low: float) -> None:
@@ -230,10 +221,6 @@ def _check_values(name: str, values: Any, low: float) -> None:
     for value in values:
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= FLOAT32_MAX:
             raise InputError(f"{name} must be finite{' and not negative' if low == 0 else ''}, got {value!r}")
-
-
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
