@@ -17,6 +17,7 @@ Attacker = Callable[[Tensor, Tensor], Tensor]
 """Images and labels to adversarial images of the same shape."""
 
 Sites = dict[str, SiteFigures]
+Network = dict[str, list[Tensor]]
 
 GATHERED = ("gain_plain", "gain_forged", "jacobian_plain", "jacobian_forged")
 
@@ -49,7 +50,7 @@ def analyse(
     views, found = {"plain": plain(model), "forged": forged(model)}, forges(model)
     layers = {name: views["forged"].get_submodule(name) for name in found}
     sites = {name: SiteFigures(layers[name], forge, tolerance, steps) for name, forge in found.items()}
-    network: dict[str, list[Tensor]] = {name: [] for name in GATHERED}
+    network: Network = {name: [] for name in GATHERED}
     done = 0
     with progress("analysing", image_count(data), show=show_progress) as step:
         for images, moved in _pairs(data, adversarial, batch_size, device_of(model)):
@@ -72,13 +73,7 @@ def analyse(
 
 
 def _add_batch(
-    kind: str,
-    view: nn.Module,
-    sites: Sites,
-    network: dict[str, list[Tensor]],
-    images: Tensor,
-    moved: Tensor,
-    spectral: int,
+    kind: str, view: nn.Module, sites: Sites, network: Network, images: Tensor, moved: Tensor, spectral: int
 ) -> None:
     both, clean, spectral = torch.cat([images, moved]), len(images), min(len(images), spectral)
     logits = observe(view, sites, both, lambda name, *seen: sites[name].look(kind, clean, spectral, *seen))

@@ -59,13 +59,12 @@ class SiteFigures:
         return torch.cat(self.figures[name]) if name in self.figures else None
 
     def spread(self, name: str, over: float | None = 1.0) -> Spread | None:
-        """The spread of the figures of that name, divided by `over`; None without any, or without a divisor."""
+        """Mean and maximum of the figures of that name, divided by `over`; None without any, or without a divisor."""
         values = self.all(name)
         return None if values is None or not over else spread(values / over)
 
     def mean(self, name: str) -> float | None:
-        found = self.spread(name)
-        return None if found is None else found.mean
+        return getattr(self.spread(name), "mean", None)
 
     def report(self, name: str) -> LayerReport:
         threshold = torch.as_tensor(self.forge.threshold).max().item()

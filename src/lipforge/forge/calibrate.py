@@ -177,17 +177,13 @@ def _tracking(found: dict[str, Forge], trackers: Trackers) -> Iterator[None]:
 def _tracker(name: str, forge: Forge, per_channel: bool, quantile: float | None) -> Tracker:
     """What the options and the mask ask for at a site, or an error where they do not go together."""
     device, moments = forge.bound.device, forge.mask.statistic == "moments"
+    if quantile is not None and not 0 < quantile <= 1:
+        raise InputError(f"quantile must lie in (0, 1], got {quantile}")
+    if quantile is not None and per_channel:
+        raise InputError("quantile and per_channel cannot be combined: a histogram per channel is not constant memory")
+    if quantile is not None and moments:
+        raise InputError(f"quantile does not apply to the mask '{forge.mask.name}', which takes means and deviations")
     if quantile is not None:
-        if not 0 < quantile <= 1:
-            raise InputError(f"quantile must lie in (0, 1], got {quantile}")
-        if per_channel:
-            raise InputError(
-                "quantile and per_channel cannot be combined: a histogram per channel is not constant memory"
-            )
-        if moments:
-            raise InputError(
-                f"quantile does not apply to the mask '{forge.mask.name}', which takes means and deviations"
-            )
         return Quantile(quantile, device)
     if not (per_channel or moments):
         return Maximum(torch.zeros((), device=device))

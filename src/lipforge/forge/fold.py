@@ -145,9 +145,9 @@ def _layer(model: nn.Module, name: str) -> FoldableLayer:
     if "weight" not in layer._parameters:
         raise SiteError(f"site '{name}' cannot be folded: its weight is computed from other parameters")
     sharing = [other for other, module in modules.items() if module._parameters.get("weight") is layer.weight]
-    if len(sharing) > 1:
-        other = next(other for other in sharing if other != name)
-        raise SiteError(f"site '{name}' cannot be folded: it shares its weight with '{other}'")
+    others = [other for other in sharing if other != name]
+    if others:
+        raise SiteError(f"site '{name}' cannot be folded: it shares its weight with '{others[0]}'")
     return layer
 
 

@@ -23,6 +23,7 @@ Threshold = float | Tensor
 """One threshold for the layer, or a tensor of one per channel that broadcasts against the activation."""
 
 Statistic = Literal["maximum", "moments"]
+Argument = Literal["relative", "absolute", "signed"]
 
 
 class Mask(Protocol):
@@ -108,16 +109,15 @@ class Smooth:
 
     a: float = 20.0
     b: float = 10.0
-    argument: Literal["relative", "absolute", "signed"] = "relative"
+    argument: Argument = "relative"
     name: ClassVar[str] = "smooth"
     statistic: ClassVar[Statistic] = "maximum"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.a) and self.a > 0 and math.isfinite(self.b)):
             raise InputError(f"a must be positive and b finite, got a={self.a}, b={self.b}")
-        choices = get_args(Smooth.__dataclass_fields__["argument"].type)
-        if self.argument not in choices:
-            raise InputError(f"argument must be one of {', '.join(choices)}, got {self.argument!r}")
+        if self.argument not in get_args(Argument):
+            raise InputError(f"argument must be one of {', '.join(get_args(Argument))}, got {self.argument!r}")
 
     @cached_property
     def max_slope(self) -> float:

@@ -14,18 +14,21 @@ from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS, Call, Graph, Role, roles, trace
 
 ROLES: dict[Role, tuple[str, str]] = {
-    "conv": ("residual_convs", "on the main path of a residual block"),
-    "mlp": ("mlp_linears", "in an MLP"),
-    "depthwise": ("depthwise_convs", "depthwise conv"),
-    "shortcut": ("shortcut_convs", "projection on a shortcut"),
-    "attention": ("attention_projections", "query, key, value or output projection"),
-    "gate": ("gate_layers", "computes a gate (squeeze-and-excitation)"),
-    "between": ("sequential_layers", "outside every residual block"),
-    "activation": ("activations", "an activation"),
+    "conv": ("residual_convs", "on the main path of a residual block: rule residual_convs"),
+    "mlp": ("mlp_linears", "in an MLP: rule mlp_linears"),
+    "depthwise": ("depthwise_convs", "depthwise conv: opt in with the rule depthwise_convs"),
+    "shortcut": ("shortcut_convs", "projection on a shortcut: opt in with the rule shortcut_convs"),
+    "attention": (
+        "attention_projections",
+        "query, key, value or output projection: opt in with the rule attention_projections",
+    ),
+    "gate": ("gate_layers", "computes a gate (squeeze-and-excitation): opt in with the rule gate_layers"),
+    "between": ("sequential_layers", "outside every residual block: opt in with the rule sequential_layers"),
+    "activation": ("activations", "an activation: opt in with the rule activations"),
     "first": ("", "the stem"),
     "last": ("", "the head"),
 }
-"""For each role the rule that selects it, if there is one, and what a layer in that role is."""
+"""For each role the rule that selects it, if there is one, and why a layer is no site without that rule."""
 
 RULES: dict[str, Role] = {rule: role for role, (rule, _) in ROLES.items() if rule}
 """Rule names and the role that each selects; `name:GLOB` selects any called layer by its name."""
@@ -112,7 +115,7 @@ def find_sites(
         call, kind, why_not = calls.get(name), type(layer).__name__, UNCALLED
         if call is not None:
             rule = _matching_rule(name, call, chosen)
-            why_not = _restricted(name, layer, include, exclude, types) if rule else _not_selected(call.role)
+            why_not = _restricted(name, layer, include, exclude, types) if rule else ROLES[call.role][1]
             if rule and not why_not:
                 sites.append((call.node, Site(name, rule, kind, call.channels, call.input_shape, call.channel_dim)))
         if why_not and (not isinstance(layer, ACTIVATIONS) or "activations" in chosen):
@@ -159,13 +162,6 @@ def _matching_rule(name: str, call: Call, rules: Sequence[str]) -> str | None:
         if RULES.get(rule) == call.role or (rule.startswith("name:") and fnmatchcase(name, rule.removeprefix("name:"))):
             return rule
     return None
-
-
-def _not_selected(role: Role) -> str:
-    rule, what = ROLES[role]
-    if not rule:
-        return what
-    return f"{what}: rule {rule}" if rule in DEFAULT_RULES else f"{what}: opt in with the rule {rule}"
 
 
 def _restricted(name: str, layer: nn.Module, include: Sequence[str], exclude: Sequence[str], types: Types) -> str:

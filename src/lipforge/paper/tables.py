@@ -99,33 +99,32 @@ class Numbers:
 
     def __init__(self, rows: Iterable[Published]) -> None:
         self.rows = tuple(rows)
-        self._sweeps: dict[Setting, dict[Name, dict[float, Published]]] = {}
+        self._sweeps: dict[Setting, dict[str, dict[str, dict[float, Published]]]] = {}
         for row in self.rows:
-            self._sweeps.setdefault(row.setting, {}).setdefault(row.kind, {}).setdefault(row.radius, row)
+            kind, which = row.kind
+            attacks = self._sweeps.setdefault(row.setting, {}).setdefault(kind, {})
+            attacks.setdefault(which, {}).setdefault(row.radius, row)
 
     def get(self, setting: Setting, row: Published) -> Published | None:
         """The number of this row's attack and radius in a setting."""
-        return self._sweeps.get(setting, {}).get(row.kind, {}).get(row.radius)
+        kind, which = row.kind
+        return self._sweeps.get(setting, {}).get(kind, {}).get(which, {}).get(row.radius)
 
     def sweeps(self, kind: str) -> Iterator[list[Published]]:
         """The numbers of each attack of a kind on each model, by increasing radius."""
         for attacks in self._sweeps.values():
-            for sweep in _of_kind(kind, attacks):
+            for sweep in attacks.get(kind, {}).values():
                 yield [sweep[radius] for radius in sorted(sweep)]
 
     def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
         """The numbers of attacks of two kinds on the same model at the same radius."""
         for attacks in self._sweeps.values():
-            for one, other in product(_of_kind(first, attacks), _of_kind(second, attacks)):
+            for one, other in product(attacks.get(first, {}).values(), attacks.get(second, {}).values()):
                 yield from ((one[radius], other[radius]) for radius in sorted(one) if radius in other)
 
     def base_of(self, row: Published) -> Published | None:
         """The number of the base model for this row's attack and radius."""
         return self.get((row.dataset, row.model, "", "0"), row)
-
-
-def _of_kind(kind: str, attacks: dict[Name, dict[float, Published]]) -> list[dict[float, Published]]:
-    return [sweep for (found, _), sweep in attacks.items() if found == kind]
 
 
 def known(attack: str) -> Name:

@@ -125,10 +125,9 @@ def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: i
 
 def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank) -> dict[str, Any]:
     """Everything a resumed run must share with the recorded one."""
-    tensors = model.state_dict()
+    tensors, start = model.state_dict(), model_identity(model)
     shapes = repr([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
     numbers = sum(tensor.numel() for tensor in tensors.values())
-    start = model_identity(model)
     return {
         **to_builtins(config),
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
