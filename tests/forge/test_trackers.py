@@ -4,8 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lipforge.forge.calibrate import Moments, Quantile
-from lipforge.forge.layer import Maximum
+from lipforge.forge.trackers import Maximum, Moments, Quantile
 
 CPU = torch.device("cpu")
 

@@ -8,12 +8,13 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 
+from lipforge.batching import as_data
 from lipforge.errors import InputError
 from lipforge.ranks import Rank
 from lipforge.training import TrainConfig, train
 from lipforge.training.objectives import objective
-from lipforge.training.session import check_shares
-from lipforge.training.step import agree, average_, perturbed_weights, share, weight_perturbation
+from lipforge.training.session import open_session
+from lipforge.training.step import agree, average_, perturbed_weights, weight_perturbation
 from tests.torchrun import torchrun
 from tests.training.test_run import CONFIG, DATA
 from tests.training.toys import toy_images, toy_net
@@ -46,7 +47,7 @@ def test_two_processes_train_to_the_weights_of_one(tmp_path):
 
 
 def test_the_shares_of_a_batch_are_equal_and_make_up_the_batch():
-    shares = [share(torch.arange(12), Rank(rank, 3)) for rank in range(3)]
+    shares = [torch.arange(12)[Rank(rank, 3).share(12)] for rank in range(3)]
     assert {len(part) for part in shares} == {4}
     assert torch.equal(torch.cat(shares).sort().values, torch.arange(12))
 
@@ -58,9 +59,9 @@ def test_one_process_averages_and_agrees_with_itself():
     assert agree([0.5, 0.25], torch.device("cpu")) == [0.5, 0.25]
 
 
-def test_a_batch_that_cannot_be_shared_equally_is_refused():
+def test_a_batch_that_cannot_be_shared_equally_is_refused(tmp_path):
     with pytest.raises(InputError, match="multiple of the 2 processes, got 7"):
-        check_shares(7, Rank(0, 2))
+        open_session(toy_net(), as_data(DATA), replace(CONFIG, batch_size=7), tmp_path, Rank(0, 2))
 
 
 def test_a_perturbation_points_along_the_gradient_and_has_the_given_relative_length():

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor, nn
 
-from lipforge.analysis.gather import Effort, SiteFigures, gains, observe, spread
+from lipforge.analysis.gather import SiteFigures, gains, observe, spread
 from lipforge.analysis.spectra import jacobian_norms
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError
@@ -15,6 +15,9 @@ from lipforge.results.analysis import Analysis, NetworkReport, ProductBound
 
 Attacker = Callable[[Tensor, Tensor], Tensor]
 """Images and labels to adversarial images of the same shape."""
+
+Sites = dict[str, SiteFigures]
+Network = dict[str, list[Tensor]]
 
 GATHERED = ("gain_plain", "gain_forged", "jacobian_plain", "jacobian_forged")
 
@@ -39,13 +42,15 @@ def analyse(
     of images and labels; without it the figures that need them are None. Singular values cost tens of passes per
     image and are taken on the first `spectral_images`; `tolerance` is the relative residual where they stop.
     """
-    _check(spectral_images, tolerance, steps)
-    views = {"plain": plain(model), "forged": forged(model)}
-    effort = Effort(tolerance, steps)
-    sites = {
-        name: SiteFigures(views["forged"].get_submodule(name), forge, effort) for name, forge in forges(model).items()
-    }
-    network: dict[str, list[Tensor]] = {name: [] for name in GATHERED}
+    if spectral_images < 0 or steps < 1 or not tolerance > 0:
+        raise InputError(
+            "spectral_images must not be negative, steps at least 1 and tolerance above 0, "
+            f"got {spectral_images}, {steps} and {tolerance}"
+        )
+    views, found = {"plain": plain(model), "forged": forged(model)}, forges(model)
+    layers = {name: views["forged"].get_submodule(name) for name in found}
+    sites = {name: SiteFigures(layers[name], forge, tolerance, steps) for name, forge in found.items()}
+    network: Network = {name: [] for name in GATHERED}
     done = 0
     with progress("analysing", image_count(data), show=show_progress) as step:
         for images, moved in _pairs(data, adversarial, batch_size, device_of(model)):
@@ -63,21 +68,15 @@ def analyse(
         layers=tuple(site.report(name) for name, site in sites.items()),
         product=_product(sites),
         network=NetworkReport(*(spread(torch.cat(network[name]) if network[name] else None) for name in GATHERED)),
-        notes=_notes(sites, effort),
+        notes=_notes(sites, tolerance, steps),
     )
 
 
 def _add_batch(
-    kind: str,
-    view: nn.Module,
-    sites: dict[str, SiteFigures],
-    network: dict[str, list[Tensor]],
-    images: Tensor,
-    moved: Tensor,
-    spectral: int,
+    kind: str, view: nn.Module, sites: Sites, network: Network, images: Tensor, moved: Tensor, spectral: int
 ) -> None:
     both, clean, spectral = torch.cat([images, moved]), len(images), min(len(images), spectral)
-    logits = observe(view, sites, both, lambda name, seen: sites[name].look(kind, seen, clean, spectral))
+    logits = observe(view, sites, both, lambda name, *seen: sites[name].look(kind, clean, spectral, *seen))
     if len(moved):
         network[f"gain_{kind}"].append(gains(both, logits, clean).cpu())
     slopes = jacobian_norms(view, images[:spectral]) if spectral else None
@@ -101,9 +100,8 @@ def _pairs(
         else:
             made = adversarial(images, batch.labels.to(device))
         if adversarial is not None and made.shape != images.shape:
-            raise InputError(
-                f"adversarial images must be {tuple(images.shape)} like the clean ones, got {tuple(made.shape)}"
-            )
+            expected, found = tuple(images.shape), tuple(made.shape)
+            raise InputError(f"adversarial images must be {expected} like the clean ones, got {found}")
         check_images(made, first=done)
         yield images, made
         done += len(images)
@@ -111,7 +109,7 @@ def _pairs(
         raise InputError(f"adversarial must be one per image, got {len(adversarial)} for {done} images")
 
 
-def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
+def _product(sites: Sites) -> ProductBound | None:
     """The product over the sites that are linear maps and were seen; a product over images is per image."""
     parts = [
         (torch.tensor(site.sigma, dtype=torch.float64), active, masked)
@@ -126,30 +124,20 @@ def _product(sites: dict[str, SiteFigures]) -> ProductBound | None:
     return ProductBound(len(parts), *(float(torch.as_tensor(log).max()) for log in logs))
 
 
-def _notes(sites: dict[str, SiteFigures], effort: Effort) -> tuple[str, ...]:
+def _notes(sites: Sites, tolerance: float, steps: int) -> tuple[str, ...]:
     notes = []
     unseen = [name for name, site in sites.items() if not site.figures]
     if unseen:
         notes.append(f"the forward pass never called {', '.join(unseen)}")
-    loose = [name for name, site in sites.items() if site.worst_residual > effort.tolerance]
+    loose = [name for name, site in sites.items() if site.worst_residual > tolerance]
     if loose:
         worst = max(sites[name].worst_residual for name in loose)
         notes.append(
             f"singular values under masks have not converged at {len(loose)} sites ({loose[0]}, ...): the largest "
-            f"relative residual is {worst:.1g} after {effort.steps} steps; they are lower bounds"
+            f"relative residual is {worst:.1g} after {steps} steps; they are lower bounds"
         )
     jumps = [name for name, site in sites.items() if site.report(name).jump > 0]
     if jumps:
-        notes.append(
-            f"the mask jumps at {len(jumps)} sites: between two inputs whose masks differ no singular value bounds the "
-            "output"
-        )
+        differ = "between two inputs whose masks differ no singular value bounds the output"
+        notes.append(f"the mask jumps at {len(jumps)} sites: {differ}")
     return tuple(notes)
-
-
-def _check(spectral_images: int, tolerance: float, steps: int) -> None:
-    if spectral_images < 0 or steps < 1 or not tolerance > 0:
-        raise InputError(
-            "spectral_images must not be negative, steps at least 1 and tolerance above 0, "
-            f"got {spectral_images}, {steps} and {tolerance}"
-        )

@@ -3,52 +3,41 @@
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.analysis.spectra import gershgorin, is_linear, largest_singular, operator_of
+from lipforge.analysis.spectra import LINEAR, gershgorin, largest_singular, operator_of
 from lipforge.forge import Forge
 from lipforge.forge.insert import CHILD
 from lipforge.results.analysis import LayerReport, Spread
 
 
-class Seen(NamedTuple):
-    """One site in one pass: its input before and after the mask, and the layer's output."""
-
-    before: Tensor
-    after: Tensor
-    out: Any
-
-
-@dataclass(frozen=True)
-class Effort:
-    """How exact singular values have to be, and how many Lanczos steps may be spent on it."""
-
-    tolerance: float
-    steps: int
-
-
 @dataclass
 class SiteFigures:
-    """One site: lists of one tensor per batch, by what they hold."""
+    """One site: lists of one tensor per batch, by what they hold.
+
+    Singular values stop at the relative residual `tolerance`, or after so many Lanczos `steps`.
+    """
 
     layer: nn.Module
     forge: Forge
-    effort: Effort
+    tolerance: float
+    steps: int
     figures: dict[str, list[Tensor]] = field(default_factory=dict)
     sigma: float | None = None
     residual: float | None = None
     gershgorin: float | None = None
     worst_residual: float = 0.0
 
-    def look(self, kind: str, seen: Seen, clean: int, spectral: int) -> None:
+    def look(self, kind: str, clean: int, spectral: int, before: Tensor, after: Tensor, out: Any) -> None:
         """Add a batch whose first `clean` images are clean and the rest their adversarial versions.
 
-        `kind` is "plain" or "forged"; singular values are taken under the masks of the first `spectral` images.
+        `kind` is "plain" or "forged"; singular values are taken under the masks of the first `spectral` images. The
+        site's input comes before and after the mask, and then the layer's output.
         """
-        before, after = seen.before, seen.after
         zero = (before == 0).flatten(1).double().mean(dim=1)
         changed = (before != after).flatten(1).double().mean(dim=1)
         # An image that was misclassified from the start is its own adversarial version, which tells nothing.
@@ -56,11 +45,10 @@ class SiteFigures:
         for name, values in ((f"zero_{kind}", zero), (f"suppressed_{kind}", changed)):
             self.add(f"{name}_clean", values[:clean])
             self.add(f"{name}_adversarial", values[clean:][moved])
-        if not is_linear(self.layer):
-            return
-        if len(before) > clean:
-            self.add(f"gain_{kind}", gains(before, seen.out, clean))
-        if spectral:
+        linear = isinstance(self.layer, LINEAR)
+        if linear and len(before) > clean:
+            self.add(f"gain_{kind}", gains(before, out, clean))
+        if linear and spectral:
             self._spectral(kind, before[:spectral], after[:spectral])
 
     def add(self, name: str, values: Tensor) -> None:
@@ -70,18 +58,16 @@ class SiteFigures:
         """The figures of that name over all batches."""
         return torch.cat(self.figures[name]) if name in self.figures else None
 
-    def mean(self, name: str) -> float | None:
+    def spread(self, name: str, over: float | None = 1.0) -> Spread | None:
+        """Mean and maximum of the figures of that name, divided by `over`; None without any, or without a divisor."""
         values = self.all(name)
-        return None if values is None or len(values) == 0 else float(values.mean())
+        return None if values is None or not over else spread(values / over)
+
+    def mean(self, name: str) -> float | None:
+        return getattr(self.spread(name), "mean", None)
 
     def report(self, name: str) -> LayerReport:
-        """The site's report."""
         threshold = torch.as_tensor(self.forge.threshold).max().item()
-        ratios = {
-            kind: None if values is None or not self.sigma else values / self.sigma
-            for kind in ("plain", "forged")
-            for values in [self.all(f"sigma_{kind}")]
-        }
         return LayerReport(
             name=name,
             layer=type(self.layer).__name__,
@@ -95,12 +81,12 @@ class SiteFigures:
             suppressed_adversarial=self.mean("suppressed_forged_adversarial"),
             sigma=self.sigma,
             sigma_residual=self.residual,
-            ratio_active=spread(ratios["plain"]),
-            ratio_forged=spread(ratios["forged"]),
+            ratio_active=self.spread("sigma_plain", over=self.sigma),
+            ratio_forged=self.spread("sigma_forged", over=self.sigma),
             gershgorin=self.gershgorin,
-            gershgorin_forged=spread(self.all("gershgorin_forged")),
-            gain_plain=spread(self.all("gain_plain")),
-            gain_forged=spread(self.all("gain_forged")),
+            gershgorin_forged=self.spread("gershgorin_forged"),
+            gain_plain=self.spread("gain_plain"),
+            gain_forged=self.spread("gain_forged"),
         )
 
     def _spectral(self, kind: str, before: Tensor, after: Tensor) -> None:
@@ -108,11 +94,11 @@ class SiteFigures:
         if self.sigma is None:
             ones = torch.ones_like(operator.items(before)[:1])
             # Tighter than under masks: it is what the masked values are divided by.
-            whole = largest_singular(operator, ones, tolerance=self.effort.tolerance / 10, steps=3 * self.effort.steps)
+            whole = largest_singular(operator, ones, tolerance=self.tolerance / 10, steps=3 * self.steps)
             self.sigma, self.residual = float(whole.values[0]), float(whole.residuals[0])
             self.gershgorin = float(gershgorin(absolute, ones)[0])
         keep = operator.items(kept(self.forge, before, after))
-        found = largest_singular(operator, keep, tolerance=self.effort.tolerance, steps=self.effort.steps)
+        found = largest_singular(operator, keep, tolerance=self.tolerance, steps=self.steps)
         self.worst_residual = max(self.worst_residual, float(found.residuals.max()))
         # Several tokens of one image are blocks of one map: its largest singular value is that of the largest block.
         self.add(f"sigma_{kind}", found.values.view(len(before), -1).amax(dim=1))
@@ -120,37 +106,41 @@ class SiteFigures:
             self.add("gershgorin_forged", gershgorin(absolute, keep).view(len(before), -1).amax(dim=1))
 
 
+Look = Callable[[str, Tensor, Tensor, Any], None]
+"""Called with a site's name, its input before and after the mask, and the layer's output."""
+
+
 @torch.no_grad()
-def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Callable[[str, Seen], None]) -> Tensor:
+def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Look) -> Tensor:
     """The model's logits for `images`; on the way `look` is called once for each site, at its first call.
 
     What a site saw is handed on at once, so that nothing is kept. Without a forged function at the site, before and
     after are the same tensor.
     """
-    inputs: dict[str, tuple[Tensor, Tensor]] = {}
-    seen: set[str] = set()
+    inputs: dict[str, tuple[Tensor, Tensor] | None] = {}
 
-    def entered(name: str, before: Tensor, after: Tensor) -> None:
-        if name not in seen:
-            inputs.setdefault(name, (before, after))
+    def plain_input(name: str, layer: nn.Module, args: Any, words: dict[str, Any]) -> None:
+        first = next(value for value in (*args, *words.values()) if isinstance(value, Tensor))
+        inputs.setdefault(name, (first, first))
 
-    def left(name: str, out: Any) -> None:
-        if name in inputs:
-            seen.add(name)
-            look(name, Seen(*inputs.pop(name), out))
+    def forged_input(name: str, forge: nn.Module, args: Any, out: Tensor) -> None:
+        inputs.setdefault(name, (args[0], out))
+
+    def output(name: str, layer: nn.Module, args: Any, out: Any) -> None:
+        seen = inputs.get(name)
+        if seen is not None:
+            inputs[name] = None
+            look(name, *seen, out)
 
     with ExitStack() as hooks:
         for name in sites:
             layer = view.get_submodule(name)
             forge = layer._modules.get(CHILD)
             if forge is not None:
-                hook = forge.register_forward_hook(lambda _, x, out, name=name: entered(name, x[0], out))
+                hooks.enter_context(forge.register_forward_hook(partial(forged_input, name)))
             else:
-                hook = layer.register_forward_pre_hook(
-                    lambda _, x, words, name=name: entered(name, *[_first(x, words)] * 2), with_kwargs=True
-                )
-            hooks.enter_context(hook)
-            hooks.enter_context(layer.register_forward_hook(lambda _, x, out, name=name: left(name, out)))
+                hooks.enter_context(layer.register_forward_pre_hook(partial(plain_input, name), with_kwargs=True))
+            hooks.enter_context(layer.register_forward_hook(partial(output, name)))
         logits: Tensor = view(images)
     return logits
 
@@ -177,8 +167,3 @@ def spread(values: Tensor | None) -> Spread | None:
     if values is None or len(values) == 0:
         return None
     return Spread(float(values.double().mean()), float(values.max()))
-
-
-def _first(args: tuple[Any, ...], words: dict[str, Any]) -> Tensor:
-    """The first tensor that a layer was called with."""
-    return next(value for value in (*args, *words.values()) if isinstance(value, Tensor))

@@ -1,47 +1,34 @@
 """The figures of an analysis over depth, as PNG files."""
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lipforge.results.analysis import Analysis, LayerReport, Spread
 
-Read = Callable[[LayerReport], float | Spread | None]
-Lines = dict[str, Read]
+Lines = dict[str, str]
+"""The label of each line, and the field of a `LayerReport` that it shows."""
 
 FIGURES: dict[str, tuple[str, Lines]] = {
     "suppressed": (
         "share of activations",
         {
-            "0 already, clean": lambda site: site.zero_clean,
-            "suppressed, clean": lambda site: site.suppressed_clean,
-            "suppressed, adversarial": lambda site: site.suppressed_adversarial,
+            "0 already, clean": "zero_clean",
+            "suppressed, clean": "suppressed_clean",
+            "suppressed, adversarial": "suppressed_adversarial",
         },
     ),
     "singular": (
         "largest singular value",
-        {
-            "layer": lambda site: site.sigma,
-            "row-sum bound": lambda site: site.gershgorin,
-            "row-sum bound, masked": lambda site: site.gershgorin_forged,
-        },
+        {"layer": "sigma", "row-sum bound": "gershgorin", "row-sum bound, masked": "gershgorin_forged"},
     ),
     "ratio": (
         "largest singular value under masks / without",
-        {
-            "without inputs that are 0": lambda site: site.ratio_active,
-            "forged": lambda site: site.ratio_forged,
-        },
+        {"without inputs that are 0": "ratio_active", "forged": "ratio_forged"},
     ),
-    "gain": (
-        "|out' - out| / |in' - in|, clean to adversarial",
-        {"plain": lambda site: site.gain_plain, "forged": lambda site: site.gain_forged},
-    ),
-    "threshold": (
-        "activation",
-        {"bound": lambda site: site.bound, "threshold": lambda site: site.threshold, "jump": lambda site: site.jump},
-    ),
+    "gain": ("|out' - out| / |in' - in|, clean to adversarial", {"plain": "gain_plain", "forged": "gain_forged"}),
+    "threshold": ("activation", {"bound": "bound", "threshold": "threshold", "jump": "jump"}),
 }
 
 
@@ -61,8 +48,8 @@ def plot_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
 
 def _draw(axes: Any, layers: Sequence[LayerReport], title: str, lines: Lines) -> bool:
     """Draw each line that has a value somewhere; whether there was any."""
-    for colour, (label, read) in enumerate(lines.items()):
-        values = [read(site) for site in layers]
+    for colour, (label, field) in enumerate(lines.items()):
+        values = [getattr(site, field) for site in layers]
         style = {"color": f"C{colour}", "marker": "o", "markersize": 3}
         if any(value is not None for value in values):
             axes.plot([_number(value, "mean") for value in values], label=label, **style)

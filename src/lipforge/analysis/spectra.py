@@ -20,7 +20,8 @@ from lipforge import rng
 from lipforge.errors import InputError
 from lipforge.types import Classifier
 
-CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+"""The layers that `operator_of` takes."""
 CHECK_EVERY = 5
 MOST_CLASSES = 100
 
@@ -49,22 +50,16 @@ class Operator:
         return v.reshape(-1, *v.shape[v.ndim - self.item_ndim :])
 
 
-def is_linear(layer: nn.Module) -> bool:
-    """Whether `operator_of` takes this layer."""
-    return isinstance(layer, (nn.Linear, *CONVS))
-
-
 def operator_of(layer: nn.Module, *, absolute: bool = False) -> Operator:
     """The conv or linear layer without its bias; `absolute` takes |W| for W."""
-    if not isinstance(layer, (nn.Linear, *CONVS)):
+    if not isinstance(layer, LINEAR):
         raise InputError(f"layer must be a conv or a linear layer, got {type(layer).__name__}")
-    weight = layer.weight.detach()
-    weight = weight.abs() if absolute else weight
+    weight = layer.weight.detach().abs() if absolute else layer.weight.detach()
     if isinstance(layer, nn.Linear):
         return Operator(lambda v: nn.functional.linear(v, weight), item_ndim=1)
     conv = cast(nn.Conv2d, layer)
     # torch's own method: it knows the padding modes (zeros, circular, reflect, replicate) and padding="same".
-    return Operator(lambda v: conv._conv_forward(v, weight, None), item_ndim=1 + conv.weight.ndim - 2)
+    return Operator(lambda v: conv._conv_forward(v, weight, None), item_ndim=weight.ndim - 1)
 
 
 @dataclass(frozen=True)
@@ -89,8 +84,7 @@ def largest_singular(
     # The mask of a start keeps it in the space where W diag(keep) can be large; elsewhere the map is 0.
     v = _unit(start.to(keep) * keep)[0]
     before, beta = torch.zeros_like(v), torch.zeros(len(keep), dtype=keep.dtype, device=keep.device)
-    alphas: list[Tensor] = []
-    betas: list[Tensor] = []
+    alphas, betas = [], []
     found = Singular(beta, beta, 0)
     for step in range(1, steps + 1):
         product = keep * operator.gram(keep * v) - _scaled(before, beta)
@@ -110,9 +104,9 @@ def gershgorin(absolute: Operator, keep: Tensor) -> Tensor:
     """Upper bounds (M,) on the largest singular value of W diag(keep), one for each item of `keep` (M, *item) >= 0.
 
     `absolute` is the operator of |W|. By Gershgorin every eigenvalue of A = W^T W is at most the largest row sum of
-    |A|, and |W^T W| <= |W|^T |W| entry by entry. The row sums of the right side are |W|^T |W| 1: two passes through
-    the layer with the absolute values of its weights, and no matrix. So the bound is valid, and at least as large as
-    Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most d * |W|^T |W| d.
+    |A|, and |A| <= |W|^T |W| entry by entry, whose row sums |W|^T |W| 1 take two passes through the layer. So the bound
+    is at least as large as Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most
+    d * |W|^T |W| d.
     """
     sums: Tensor = keep * absolute.gram(keep)
     return sums.flatten(1).amax(dim=1).sqrt()
@@ -129,20 +123,16 @@ def jacobian_norms(classifier: Classifier, images: Tensor) -> Tensor | None:
         classes = logits.shape[1]
         if classes > MOST_CLASSES:
             return None
-        rows = [
-            torch.autograd.grad(logits[:, k].sum(), x, retain_graph=k + 1 < classes)[0].flatten(1)
-            for k in range(classes)
-        ]
-    jacobian = torch.stack(rows, dim=1).double()
+        rows = [torch.autograd.grad(logits[:, k].sum(), x, retain_graph=k + 1 < classes)[0] for k in range(classes)]
+    jacobian = torch.stack(rows, dim=1).flatten(2).double()
     eigenvalues: Tensor = torch.linalg.eigvalsh(jacobian @ jacobian.mT)
     return eigenvalues[:, -1].clamp(min=0).sqrt()
 
 
 def _ritz(alphas: Tensor, betas: Tensor) -> Singular:
     """The largest eigenvalue of each tridiagonal matrix as a singular value, and its residual."""
-    matrix = torch.diag_embed(alphas.double())
     off = betas[:, :-1].double()
-    matrix = matrix + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
+    matrix = torch.diag_embed(alphas.double()) + torch.diag_embed(off, 1) + torch.diag_embed(off, -1)
     values, vectors = torch.linalg.eigh(matrix)
     top = values[:, -1].clamp(min=0)
     residual = betas[:, -1].double() * vectors[:, -1, -1].abs()

@@ -14,11 +14,10 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lipforge.attacks.queries import Prepared
 from lipforge.errors import InputError
+from lipforge.recording import record, storage
 from lipforge.types import Classifier
 
 Precision = Literal["float32", "bfloat16", "float16"]
@@ -143,16 +142,14 @@ def _agrees(folded: Classifier, images: Tensor, expected: Tensor) -> bool:
     return bool((off < ROUNDING).float().mean() >= 0.75 and (off < JUMP).all())
 
 
-class _Record(TorchDispatchMode):
+class _Seen:
     """What one forward pass did: who was called, which conv's output went into which norm, and who read it."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]  # torch has not annotated it
         self.calls: Counter[str] = Counter()
         self.reads: Counter[int] = Counter()
         self.made: dict[int, tuple[str, Tensor]] = {}
         self.pairs: dict[str, tuple[str, Tensor]] = {}
-        self.kept: list[Tensor] = []
 
     def after_conv(self, name: str, module: nn.Module, args: Any, out: Tensor) -> None:
         self.calls[name] += 1
@@ -163,12 +160,8 @@ class _Record(TorchDispatchMode):
         if args and id(args[0]) in self.made:
             self.pairs[name] = self.made[id(args[0])]
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.reads.update({_storage(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)})
-        out = func(*args, **(kwargs or {}))
-        # Kept alive: the storage of a tensor that is gone could come back under the same address.
-        self.kept += [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-        return out
+    def operator(self, name: str, read: tuple[int, ...], output: Any) -> None:
+        self.reads.update(read)
 
 
 def direct_pairs(model: nn.Module, image: Tensor) -> list[tuple[str, str]]:
@@ -177,22 +170,17 @@ def direct_pairs(model: nn.Module, image: Tensor) -> list[tuple[str, str]]:
     Seen in one forward pass of `image` (1, C, H, W): both are called once, under one name, the norm uses its running
     statistics, and neither the conv's output nor the norm is touched by a hook. Whatever is left out is not exact.
     """
-    record, handles = _Record(), []
+    seen, hooks = _Seen(), []
     for name, module in _single(model):
         if _plain_conv(module):
-            handles.append(module.register_forward_hook(partial(record.after_conv, name)))
+            hooks.append(module.register_forward_hook(partial(seen.after_conv, name)))
         elif _fixed_norm(module):
-            handles.append(module.register_forward_pre_hook(partial(record.before_norm, name)))
-    try:
-        with torch.no_grad(), record:
-            model(image)
-    finally:
-        for handle in handles:
-            handle.remove()
+            hooks.append(module.register_forward_pre_hook(partial(seen.before_norm, name)))
+    record(model, image, seen.operator, hooks)
     return [
         (conv, norm)
-        for norm, (conv, out) in record.pairs.items()
-        if record.calls[conv] == record.calls[norm] == 1 and record.reads[_storage(out)] == 1
+        for norm, (conv, out) in seen.pairs.items()
+        if seen.calls[conv] == seen.calls[norm] == 1 and seen.reads[storage(out)] == 1
     ]
 
 
@@ -237,7 +225,3 @@ def _plain_conv(module: nn.Module) -> bool:
 def _fixed_norm(module: nn.Module) -> bool:
     watched = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks
     return type(module) in NORMS and getattr(module, "running_mean", None) is not None and not watched
-
-
-def _storage(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -6,8 +6,8 @@ Count first (`count_zeros`), then choose a frequency (`fold_`). The folded model
 import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,8 +17,10 @@ from torch import Tensor, nn
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError, RecipeError, SiteError
 from lipforge.forge.insert import require_forges
-from lipforge.forge.layer import other_dims
+from lipforge.forge.layer import Forge
+from lipforge.forge.recipe import in_features
 from lipforge.forge.sites import unwrap
+from lipforge.forge.trackers import other_dims
 from lipforge.progress import progress
 from lipforge.records import write_whole
 
@@ -47,16 +49,16 @@ class Fold:
     counts: ZeroCounts
     originals: dict[str, Tensor]
 
+    @torch.no_grad()
     def undo_(self, model: nn.Module) -> None:
         """Put the weights back, to the byte; an error if the model was not folded like this."""
-        layers = {name: _layer(model, name) for name in self.columns}
-        for name, columns in self.columns.items():
-            if any(column.any() for column in _columns(layers[name], columns)):
-                raise InputError(f"site '{name}' is not folded: some of its {len(columns)} columns are not zero")
-        with torch.no_grad():
-            for name, columns in self.columns.items():
-                for column, original in zip(_columns(layers[name], columns), self.originals[name], strict=True):
-                    column.copy_(original)
+        columns = {name: _columns(_layer(model, name), indices) for name, indices in self.columns.items()}
+        for name, found in columns.items():
+            if any(column.any() for column in found):
+                raise InputError(f"site '{name}' is not folded: some of its {len(found)} columns are not zero")
+        for name, found in columns.items():
+            for column, original in zip(found, self.originals[name], strict=True):
+                column.copy_(original)
 
     def save(self, path: str | Path) -> None:
         """Write counts, choice and original columns as one safetensors file."""
@@ -66,35 +68,27 @@ class Fold:
 
 
 def count_zeros(
-    model: nn.Module,
-    images: ImageSource,
-    *,
-    batch_size: int = BATCH_SIZE,
-    show_progress: bool | None = None,
+    model: nn.Module, images: ImageSource, *, batch_size: int = BATCH_SIZE, show_progress: bool | None = None
 ) -> ZeroCounts:
     """Count over `images` how often each input channel of each site is forged to zero.
 
-    The model runs as it is, so its forged functions should be in the mode `forged`.
-
-    Elements that are zero already (behind a ReLU) count too: their weights do not act either.
+    The model runs as it is, so its forged functions should be in the mode `forged`. Elements that are zero already
+    (behind a ReLU) count too: their weights do not act either.
     """
     found, inner, device = require_forges(model), unwrap(model), device_of(model)
     check_eval(inner)
     zeros = {name: torch.zeros(forge.channels, dtype=torch.int64, device=device) for name, forge in found.items()}
     elements = dict.fromkeys(found, 0)
 
-    def watch(name: str, channel_dim: int) -> Any:
-        def hook(forge: nn.Module, args: tuple[Tensor], output: Tensor) -> None:
-            zero = (output == 0).unsqueeze(0)
-            zeros[name] += zero.sum(other_dims(zero, channel_dim))
-            elements[name] += output.numel() // output.shape[channel_dim]
-
-        return hook
+    def watch(name: str, forge: Forge, args: tuple[Tensor], output: Tensor) -> None:
+        zero = (output == 0).unsqueeze(0)
+        zeros[name] += zero.sum(other_dims(zero, forge.channel_dim))
+        elements[name] += output.numel() // output.shape[forge.channel_dim]
 
     seen = 0
     with ExitStack() as hooks, torch.no_grad():
         for name, forge in found.items():
-            hooks.enter_context(forge.register_forward_hook(watch(name, forge.channel_dim)))
+            hooks.enter_context(forge.register_forward_hook(partial(watch, name)))
         step = hooks.enter_context(progress("counting zeros", image_count(images), show=show_progress))
         for batch in batches(images, batch_size):
             inner(batch.images.to(device))
@@ -103,6 +97,7 @@ def count_zeros(
     return ZeroCounts({name: count.tolist() for name, count in zeros.items()}, elements, seen)
 
 
+@torch.no_grad()
 def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
     """Zero the weight columns of the inputs that are forged to zero at least this often; what to undo it with.
 
@@ -112,20 +107,19 @@ def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
         raise InputError(f"frequency must lie in (0, 1], got {frequency}")
     layers = {name: _layer(model, name) for name in counts.zeros}
     for name, layer in layers.items():
-        expected = layer.in_features if isinstance(layer, nn.Linear) else layer.in_channels
+        expected = in_features(layer)
         if len(counts.zeros[name]) != expected or counts.elements.get(name, 0) < 1:
             raise InputError(
                 f"counts must be of this model: site '{name}' takes {expected} channels, the counts have "
                 f"{len(counts.zeros[name])} over {counts.elements.get(name, 0)} elements"
             )
-    columns = {
-        name: [index for index, share in enumerate(counts.frequency(name)) if share >= frequency] for name in layers
-    }
-    columns = {name: indices for name, indices in columns.items() if indices}
-    with torch.no_grad():
-        originals = {name: torch.stack(_columns(layers[name], indices)) for name, indices in columns.items()}
-        for name, indices in columns.items():
-            for column in _columns(layers[name], indices):
+    columns, originals = {}, {}
+    for name, layer in layers.items():
+        indices = [index for index, share in enumerate(counts.frequency(name)) if share >= frequency]
+        if indices:
+            found = _columns(layer, indices)
+            columns[name], originals[name] = indices, torch.stack(found)
+            for column in found:
                 column.zero_()
     return Fold(frequency, columns, counts, originals)
 
@@ -136,8 +130,7 @@ def load_fold(path: str | Path) -> Fold:
         with safe_open(str(path), framework="pt") as file:
             choice = json.loads(file.metadata()["fold"])
             originals = {name: file.get_tensor(name) for name in choice["columns"]}
-        counts = ZeroCounts(**choice["counts"])
-        return Fold(choice["frequency"], choice["columns"], counts, originals)
+        return Fold(choice["frequency"], choice["columns"], ZeroCounts(**choice["counts"]), originals)
     except FileNotFoundError:
         raise RecipeError(f"no file {path}") from None
     except (SafetensorError, KeyError, TypeError, ValueError) as error:
@@ -152,9 +145,9 @@ def _layer(model: nn.Module, name: str) -> FoldableLayer:
     if "weight" not in layer._parameters:
         raise SiteError(f"site '{name}' cannot be folded: its weight is computed from other parameters")
     sharing = [other for other, module in modules.items() if module._parameters.get("weight") is layer.weight]
-    if len(sharing) > 1:
-        other = next(other for other in sharing if other != name)
-        raise SiteError(f"site '{name}' cannot be folded: it shares its weight with '{other}'")
+    others = [other for other in sharing if other != name]
+    if others:
+        raise SiteError(f"site '{name}' cannot be folded: it shares its weight with '{others[0]}'")
     return layer
 
 

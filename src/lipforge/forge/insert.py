@@ -16,7 +16,7 @@ from lipforge.batching import device_of
 from lipforge.errors import SiteError
 from lipforge.forge.layer import Forge, Mode, check_ratio
 from lipforge.forge.masks import Mask
-from lipforge.forge.sites import Site, unwrap
+from lipforge.forge.sites import Site, some, unwrap
 
 CHILD = "forge"
 
@@ -28,10 +28,8 @@ def insert_(
 
     Until it is calibrated (bound 0), a forged function is the identity.
     """
-    inner, chosen = unwrap(model), list(sites)
+    inner, chosen, device = unwrap(model), list(sites), device_of(model)
     _check_sites(inner, chosen)
-    check_ratio(ratio)
-    device = device_of(inner)
     layers = [inner.get_submodule(site.name) for site in chosen]
     made = [Forge(mask, ratio, site.in_features, site.channel_dim) for site in chosen]
     try:
@@ -56,10 +54,8 @@ def remove_(model: nn.Module) -> None:
 
 def forges(model: nn.Module) -> dict[str, Forge]:
     """The forged functions of `model` by the name of their layer, in the order of its modules."""
-    inner = unwrap(model)
-    return {
-        name: forge for name, module in inner.named_modules() if isinstance(forge := module._modules.get(CHILD), Forge)
-    }
+    children = ((name, module._modules.get(CHILD)) for name, module in unwrap(model).named_modules())
+    return {name: child for name, child in children if isinstance(child, Forge)}
 
 
 def set_ratio_(model: nn.Module, ratio: float | Mapping[str, float]) -> None:
@@ -68,12 +64,12 @@ def set_ratio_(model: nn.Module, ratio: float | Mapping[str, float]) -> None:
     A mapping leaves the sites that it does not name as they are; an entry that names none is an error.
     """
     found = require_forges(model)
-    wanted = {"*": ratio} if not isinstance(ratio, Mapping) else ratio
     plan: dict[str, float] = {}
-    for glob, value in wanted.items():
+    for glob, value in (ratio if isinstance(ratio, Mapping) else {"*": ratio}).items():
         names = [name for name in found if name == glob or fnmatchcase(name, glob)]
         if not names:
-            raise SiteError(f"no forged site matches '{glob}'; sites are {_some(found)}")
+            sites = some([f"'{name}'" for name in found])
+            raise SiteError(f"no forged site matches '{glob}'; sites are {sites}")
         plan.update(dict.fromkeys(names, check_ratio(value)))
     for name, value in plan.items():
         found[name].ratio = value
@@ -102,13 +98,10 @@ def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
         name = next(name for name, value in kwargs.items() if isinstance(value, Tensor))
         return args, {**kwargs, name: _forged(forge, kwargs[name], layer)}
     # The same tensor must stay the same object: attention takes its fast paths by identity.
-    done: dict[int, Tensor] = {}
-    for tensor in (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs)):
-        if id(tensor) not in done:
-            done[id(tensor)] = forge(tensor)
-    return tuple(done.get(id(value), value) for value in args), {
-        name: done.get(id(value), value) for name, value in kwargs.items()
-    }
+    attended = (*args[:3], *(kwargs[name] for name in ("query", "key", "value") if name in kwargs))
+    done = {key: forge(tensor) for key, tensor in {id(tensor): tensor for tensor in attended}.items()}
+    forged_kwargs = {name: done.get(id(value), value) for name, value in kwargs.items()}
+    return tuple(done.get(id(value), value) for value in args), forged_kwargs
 
 
 def _forged(forge: Forge, x: Tensor, layer: nn.Module) -> Tensor:
@@ -151,8 +144,3 @@ def _forget_compiled() -> None:
     """
     if "torch._dynamo" in sys.modules:  # otherwise nothing was ever compiled
         torch.compiler.reset()
-
-
-def _some(names: Iterable[str]) -> str:
-    listed = list(names)
-    return ", ".join(f"'{name}'" for name in listed[:5]) + (f" and {len(listed) - 5} more" if len(listed) > 5 else "")

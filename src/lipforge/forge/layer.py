@@ -1,16 +1,16 @@
-"""The forged function as a module (Algorithm 1), and the maximum that it tracks."""
+"""The forged function as a module (Algorithm 1)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.forge.masks import Mask, Step, Threshold
+from lipforge.forge.masks import Mask, Step, Threshold, divisor
+from lipforge.forge.trackers import Maximum, Tracker
 
 Mode = Literal["plain", "track", "forged", "straight_through", "smooth_backward"]
 
@@ -46,9 +46,8 @@ class Forge(nn.Module):
         super().__init__()
         if mask is not None and not hasattr(mask, "statistic"):
             raise InputError(f"mask must be a mask such as Step() or Piecewise(d=0.5), got {mask!r}")
-        self.mask: Mask = mask if mask is not None else Step()
-        self.channels = channels
-        self.channel_dim = channel_dim
+        self.mask: Mask = mask or Step()
+        self.channels, self.channel_dim = channels, channel_dim
         self.calibration = Calibration()
         self.tracker: Tracker | None = None
         self._mode: Mode = "forged"
@@ -126,32 +125,29 @@ class Forge(nn.Module):
         return f"mask={self.mask}, ratio={self.ratio:g}, bound={bound}, mode={self.mode}"
 
     def _forged(self, x: Tensor) -> Tensor:
-        if self._thresholds is None:
-            return self.mask(x, self._threshold)
-        centre = None if self.centre is None else self._per_channel(self.centre, x)
-        return self.mask(x, self._per_channel(self._thresholds, x), centre)
+        return self.mask(x, *self._figures(x))
 
     def _slope(self, x: Tensor) -> Tensor:
-        if self._thresholds is None:
-            return smooth_slope(x.abs() / self._threshold, self.width)
-        thresholds = self._per_channel(self._thresholds, x)
-        distance = x.abs() if self.centre is None else (x - self._per_channel(self.centre, x)).abs()
-        # A dead channel has the threshold 0, so nothing of it is forged: its slope is 1, without dividing 0 by 0.
-        slope = smooth_slope(distance / torch.where(thresholds > 0, thresholds, 1.0), self.width)
-        return torch.where(thresholds > 0, slope, 1.0).to(x.dtype)
+        threshold, centre = self._figures(x)
+        distance = (x if centre is None else x - centre).abs()
+        slope = smooth_slope(distance / divisor(threshold), self.width)
+        # A dead channel has the threshold 0, so nothing of it is forged: its slope is 1.
+        return torch.where(threshold > 0, slope, 1.0).to(x.dtype) if isinstance(threshold, Tensor) else slope
 
-    def _per_channel(self, values: Tensor, x: Tensor) -> Tensor:
+    def _figures(self, x: Tensor) -> tuple[Threshold, Tensor | None]:
+        """Threshold and centre; where they are per channel, in a shape that broadcasts against x."""
+        if self._thresholds is None:
+            return self._threshold, None
         shape = [1] * x.ndim
         shape[self.channel_dim] = -1
-        return values.view(shape)
+        return self._thresholds.view(shape), None if self.centre is None else self.centre.view(shape)
 
     def _refresh(self) -> None:
         """Read the bound off the device once, so that no forward pass has to."""
         thresholds = self._ratio * self.bound
         self._active = bool((thresholds > 0).any())
-        per_channel = thresholds.ndim > 0
-        self._thresholds = thresholds if per_channel else None
-        self._threshold = 0.0 if per_channel else float(self._ratio * self.bound.item())
+        self._thresholds = thresholds if thresholds.ndim else None
+        self._threshold = 0.0 if thresholds.ndim else float(self._ratio * self.bound.item())
 
 
 class _OtherBackward(torch.autograd.Function):
@@ -197,72 +193,3 @@ def check_ratio(ratio: float) -> float:
     if isinstance(ratio, bool) or not isinstance(ratio, Real) or not 0 <= ratio <= 1:
         raise InputError(f"ratio must be a number in [0, 1], got {ratio!r}; the paper tries 2^-8, 2^-7, 2^-6")
     return float(ratio)
-
-
-class Tracker(Protocol):
-    """What a calibration pass remembers of the activations at one site, in constant memory.
-
-    Fed with `update`, merged over ranks with `reduce_`, read with `bound` and `centre`. The order and the size of the
-    batches do not matter: maxima and counts are exact, sums are kept in float64.
-    """
-
-    calls: int
-
-    def update(self, x: Tensor) -> None: ...
-
-    def reduce_(self) -> None: ...
-
-    def peak(self) -> Tensor:
-        """The largest |x| so far as a scalar on the device; not finite as soon as any x was not."""
-        ...
-
-    def bound(self) -> Tensor: ...
-
-    def centre(self) -> Tensor | None: ...
-
-
-class Maximum:
-    """The largest |x|, over the layer or per channel (Algorithm 1, line 3)."""
-
-    def __init__(self, start: Tensor, channel_dim: int | None = None) -> None:
-        self.calls = 0
-        self.channel_dim = channel_dim
-        self._peak = start.clone()
-
-    def update(self, x: Tensor) -> None:
-        self._peak = torch.maximum(self._peak, largest_magnitude(x, self.channel_dim).to(self._peak.dtype))
-
-    def reduce_(self) -> None:
-        dist.all_reduce(self._peak, dist.ReduceOp.MAX)
-
-    def peak(self) -> Tensor:
-        return self._peak.amax()
-
-    def bound(self) -> Tensor:
-        return self._peak
-
-    def centre(self) -> None:
-        return None
-
-
-def largest_magnitude(x: Tensor, channel_dim: int | None = None) -> Tensor:
-    """The largest |x|: a scalar, or one per channel."""
-    if channel_dim is None:
-        low, high = torch.aminmax(_dense(x))  # one read of the tensor, no copy
-    else:
-        x = x.unsqueeze(0)
-        dims = other_dims(x, channel_dim)
-        low, high = x.amin(dims), x.amax(dims)
-    return torch.maximum(high, -low)
-
-
-def _dense(x: Tensor) -> Tensor:
-    """The same elements as a contiguous view where there is one: aminmax is 10x slower on channels_last."""
-    if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last):
-        return x.permute(0, 2, 3, 1)
-    return x
-
-
-def other_dims(x: Tensor, channel_dim: int) -> list[int]:
-    """Every dimension but the channels'; `x` needs a second one, for torch takes an empty list to mean all."""
-    return [dim for dim in range(x.ndim) if dim != channel_dim % x.ndim]

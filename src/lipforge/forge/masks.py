@@ -2,8 +2,8 @@
 
 A mask maps an activation x and a threshold c_th to the forged activation. Above the threshold every mask is the
 identity, bit for bit (with 16-bit activations Step rounds its threshold to their type); NaN stays NaN. Two figures
-say how far a mask is from being 1-Lipschitz: `max_slope`, its largest derivative, and `jump(threshold)`, the size of
-its discontinuity. `docs/method.md` says why both matter.
+say how far a mask is from being 1-Lipschitz: `max_slope`, its largest absolute derivative where there is one, and
+`jump(threshold)`, how far the output leaps where |x| passes the threshold. `docs/method.md` says why both matter.
 """
 
 import dataclasses
@@ -23,26 +23,21 @@ Threshold = float | Tensor
 """One threshold for the layer, or a tensor of one per channel that broadcasts against the activation."""
 
 Statistic = Literal["maximum", "moments"]
+Argument = Literal["relative", "absolute", "signed"]
 
 
 class Mask(Protocol):
-    """What a Forge layer needs of a mask."""
+    """What a Forge layer needs of a mask: calling it gives the forged activation, of the shape and type of x."""
 
     name: ClassVar[str]
     statistic: ClassVar[Statistic]
 
     @property
-    def max_slope(self) -> float:
-        """The largest absolute derivative, where there is one."""
-        ...
+    def max_slope(self) -> float: ...
 
-    def jump(self, threshold: float) -> float:
-        """How far the output leaps where |x| passes the threshold; 0 for a continuous mask."""
-        ...
+    def jump(self, threshold: float) -> float: ...
 
-    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor:
-        """The forged activation, of the shape and type of x."""
-        ...
+    def __call__(self, x: Tensor, threshold: Threshold, centre: Tensor | None = None) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -92,7 +87,7 @@ class Piecewise:
         return (2 - self.d) / (1 - self.d)
 
     def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
-        return ((x.abs() - self.d * threshold) / ((1 - self.d) * _divisor(threshold))).clamp(0, 1)
+        return ((x.abs() - self.d * threshold) / ((1 - self.d) * divisor(threshold))).clamp(0, 1)
 
     def jump(self, threshold: float) -> float:
         return 0.0
@@ -114,16 +109,15 @@ class Smooth:
 
     a: float = 20.0
     b: float = 10.0
-    argument: Literal["relative", "absolute", "signed"] = "relative"
+    argument: Argument = "relative"
     name: ClassVar[str] = "smooth"
     statistic: ClassVar[Statistic] = "maximum"
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.a) and self.a > 0 and math.isfinite(self.b)):
             raise InputError(f"a must be positive and b finite, got a={self.a}, b={self.b}")
-        choices = get_args(Smooth.__dataclass_fields__["argument"].type)
-        if self.argument not in choices:
-            raise InputError(f"argument must be one of {', '.join(choices)}, got {self.argument!r}")
+        if self.argument not in get_args(Argument):
+            raise InputError(f"argument must be one of {', '.join(get_args(Argument))}, got {self.argument!r}")
 
     @cached_property
     def max_slope(self) -> float:
@@ -131,10 +125,9 @@ class Smooth:
 
         For `absolute` and `signed` it is the largest over every threshold.
         """
-
         # In v = a u the slope depends on b alone; beyond |b| + 40 the sigmoid is flat to double precision.
-        far = abs(self.b) + 40
-        low, high = (0.0, self.a) if self.argument == "relative" else (-far if self.argument == "signed" else 0.0, far)
+        high = self.a if self.argument == "relative" else abs(self.b) + 40
+        low = -high if self.argument == "signed" else 0.0
         steepest = 1.0
         for _ in range(3):  # a grid, then finer ones around its best point
             v = torch.linspace(low, high, 10_001, dtype=torch.float64)
@@ -148,7 +141,7 @@ class Smooth:
     def factor(self, x: Tensor, threshold: Threshold) -> Tensor:
         u = x if self.argument == "signed" else x.abs()
         if self.argument == "relative":
-            u = u / _divisor(threshold)
+            u = u / divisor(threshold)
         return torch.sigmoid(self.a * u - self.b)
 
     def jump(self, threshold: float) -> float:
@@ -178,7 +171,7 @@ class MeanCentred:
         return torch.where((x - centre).abs() < threshold, centre.to(x.dtype), x)
 
 
-def _divisor(threshold: Threshold) -> Threshold:
+def divisor(threshold: Threshold) -> Threshold:
     """The threshold, but 1 for a dead channel, whose threshold of 0 would make NaN of 0 / 0."""
     return torch.where(threshold > 0, threshold, 1.0) if isinstance(threshold, Tensor) else threshold or 1.0
 

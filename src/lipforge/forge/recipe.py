@@ -2,9 +2,7 @@
 
 import hashlib
 import warnings
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,10 @@ from lipforge.batching import ImageData, ImageSource
 from lipforge.errors import InputError, RecipeError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS
 from lipforge.forge.insert import forges, insert_, remove_, require_forges
-from lipforge.forge.layer import Calibration, Forge, check_ratio
+from lipforge.forge.layer import Calibration, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
-from lipforge.forge.sites import Site, unwrap
-from lipforge.records import read_json, write_json
+from lipforge.forge.sites import Site, some, unwrap
+from lipforge.records import lipforge_version, read_json, write_json
 
 FORMAT = 1
 FLOAT32_MAX = torch.finfo(torch.float32).max
@@ -37,9 +35,9 @@ class SiteRecipe:
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
-        if not isinstance(self.layer, str) or not _is_whole(self.in_features) or self.in_features < 0:
+        if not isinstance(self.layer, str) or type(self.in_features) is not int or self.in_features < 0:
             raise InputError(f"in_features must be a count and layer a name, got {self.in_features!r}, {self.layer!r}")
-        if not _is_whole(self.channel_dim) or not -4 <= self.channel_dim <= -1:
+        if type(self.channel_dim) is not int or not -4 <= self.channel_dim <= -1:
             raise InputError(f"channel_dim must lie in -4..-1, got {self.channel_dim!r}")
         _check_values("bound", self.bound if isinstance(self.bound, list) else [self.bound], low=0)
         if isinstance(self.bound, list) and len(self.bound) != self.in_features:
@@ -65,7 +63,7 @@ class Recipe:
     statistic: str
     architecture: str
     weights: str
-    lipforge: str = field(default_factory=lambda: _version())
+    lipforge: str = field(default_factory=lipforge_version)
     format: int = FORMAT
 
     @property
@@ -95,24 +93,18 @@ class Recipe:
         before = forges(model)
         if before:
             raise RecipeError(f"the model is forged already ({len(before)} sites); call remove_ first")
-        sites = [
-            Site(name, "recipe", site.layer, site.in_features, (), site.channel_dim)
-            for name, site in self.sites.items()
-        ]
-        insert_(model, sites, mask=self.mask)
+        places = (Site(name, "recipe", to.layer, to.in_features, (), to.channel_dim) for name, to in self.sites.items())
+        inserted = insert_(model, places, mask=self.mask)
         try:
-            for name, forge in forges(model).items():
-                self._fill(forge, self.sites[name])
+            for name, forge in inserted.items():
+                site, device = self.sites[name], forge.bound.device
+                centre = None if site.centre is None else torch.tensor(site.centre, device=device)
+                forge.set_bound(torch.tensor(site.bound, device=device), centre)
+                forge.ratio = site.ratio
+                forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
         except BaseException:
             remove_(model)
             raise
-
-    def _fill(self, forge: Forge, site: SiteRecipe) -> None:
-        device = forge.bound.device
-        centre = None if site.centre is None else torch.tensor(site.centre, device=device)
-        forge.set_bound(torch.tensor(site.bound, device=device), centre)
-        forge.ratio = site.ratio
-        forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
 
     def _check_fit(self, model: nn.Module, strict: bool) -> None:
         modules = dict(unwrap(model).named_modules())
@@ -128,8 +120,7 @@ class Recipe:
         if not differences and strict and self.architecture != architecture_digest(model):
             differences.append("all sites fit, but other tensors of the model differ; strict=False applies it anyway")
         if differences:
-            more = f"; and {len(differences) - 5} more" if len(differences) > 5 else ""
-            raise RecipeError(f"the recipe is for another architecture: {'; '.join(differences[:5])}{more}")
+            raise RecipeError(f"the recipe is for another architecture: {some(differences, '; ')}")
 
 
 def recipe_of(model: nn.Module) -> Recipe:
@@ -143,20 +134,13 @@ def recipe_of(model: nn.Module) -> Recipe:
                 f"a recipe has one mask and one calibration, but site '{name}' has another than "
                 f"'{next(iter(found))}'; forge all sites alike, or calibrate_ them together"
             )
-    sites = {
-        name: SiteRecipe(
-            layer=type(modules[name]).__name__,
-            in_features=forge.channels,
-            channel_dim=forge.channel_dim,
-            ratio=forge.ratio,
-            bound=forge.bound.tolist(),
-            centre=None if forge.centre is None else forge.centre.tolist(),
-        )
-        for name, forge in found.items()
-    }
-    origin = first.calibration
+    sites = {}
+    for name, forge in found.items():
+        centre = None if forge.centre is None else forge.centre.tolist()
+        fixed = type(modules[name]).__name__, forge.channels, forge.channel_dim
+        sites[name] = SiteRecipe(*fixed, forge.ratio, forge.bound.tolist(), centre)
     architecture, weights = architecture_digest(model), weights_digest(model)
-    return Recipe(first.mask, sites, origin.images_seen, origin.data, origin.statistic, architecture, weights)
+    return Recipe(first.mask, sites, **vars(first.calibration), architecture=architecture, weights=weights)
 
 
 def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
@@ -181,15 +165,14 @@ def load_recipe(path: str | Path) -> Recipe:
 
 def architecture_digest(model: nn.Module) -> str:
     """A digest of the names and shapes of all tensors of `model`; forging does not change it."""
-    state = unwrap(model).state_dict()
-    lines = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in _tensors(state))
+    lines = "\n".join(f"{name} {tuple(tensor.shape)}" for name, tensor in _tensors(model))
     return hashlib.sha256(lines.encode()).hexdigest()
 
 
 def weights_digest(model: nn.Module) -> str:
     """A digest of the bytes of all tensors of `model`; forging does not change it."""
     digest = hashlib.sha256()
-    for name, tensor in _tensors(unwrap(model).state_dict()):
+    for name, tensor in _tensors(model):
         digest.update(name.encode())
         plain = tensor.detach().resolve_conj().resolve_neg().cpu()
         plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
@@ -204,38 +187,32 @@ def describe_source(images: ImageSource) -> str:
 
 def in_features(layer: nn.Module) -> int | None:
     """How many channels or features a layer takes; None for an activation, which takes any."""
-    for attribute in ("in_channels", "in_features", "embed_dim"):
-        value = getattr(layer, attribute, None)
-        if isinstance(value, int):
-            return value
-    return None
+    found = (getattr(layer, attribute, None) for attribute in ("in_channels", "in_features", "embed_dim"))
+    return next((value for value in found if isinstance(value, int)), None)
 
 
 def _from_dict(fields: dict[str, Any]) -> Recipe:
     if not isinstance(fields, dict):
         raise InputError("it holds no object")
-    if not _is_whole(fields["format"]) or fields["format"] != FORMAT:
+    if type(fields["format"]) is not int or fields["format"] != FORMAT:
         raise InputError(f"its format is {fields['format']!r}, expected {FORMAT}")
     if not isinstance(fields["sites"], dict) or not fields["sites"]:
         raise InputError("it has no sites")
-    if not _is_whole(fields["images_seen"]):
+    if type(fields["images_seen"]) is not int:
         raise InputError(f"images_seen must be a count, got {fields['images_seen']!r}")
     for name in ("data", "statistic", "architecture", "weights", "lipforge"):
         if not isinstance(fields[name], str):
             raise InputError(f"{name} must be a text, got {fields[name]!r}")
     mask = mask_from_dict(fields["mask"])
-    sites = {name: _site_from_dict(name, site, mask) for name, site in fields["sites"].items()}
+    sites = {}
+    for name, site in fields["sites"].items():
+        try:
+            sites[name] = SiteRecipe(**site)
+        except (InputError, TypeError) as error:
+            raise InputError(f"site '{name}': {error}") from None
+        if (sites[name].centre is not None) != (mask.statistic == "moments"):
+            raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
     return Recipe(**{**fields, "mask": mask, "sites": sites})
-
-
-def _site_from_dict(name: str, fields: dict[str, Any], mask: Mask) -> SiteRecipe:
-    try:
-        site = SiteRecipe(**fields)
-    except (InputError, TypeError) as error:
-        raise InputError(f"site '{name}': {error}") from None
-    if (site.centre is not None) != (mask.statistic == "moments"):
-        raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
-    return site
 
 
 def _check_values(name: str, values: Any, low: float) -> None:
@@ -246,16 +223,6 @@ def _check_values(name: str, values: Any, low: float) -> None:
             raise InputError(f"{name} must be finite{' and not negative' if low == 0 else ''}, got {value!r}")
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _tensors(state: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    return ((name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor))
-
-
-def _version() -> str:
-    try:
-        return version("lipforge")
-    except PackageNotFoundError:  # imported from a source tree that was never installed
-        return "unknown"
+def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
+    state = unwrap(model).state_dict()
+    return [(name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor)]

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,33 +13,32 @@ from lipforge.batching import check_eval, check_images, device_of
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS, Call, Graph, Role, roles, trace
 
-RULES: dict[str, tuple[Role, ...]] = {
-    "residual_convs": ("conv",),
-    "mlp_linears": ("mlp",),
-    "depthwise_convs": ("depthwise",),
-    "shortcut_convs": ("shortcut",),
-    "attention_projections": ("attention",),
-    "gate_layers": ("gate",),
-    "sequential_layers": ("between",),
-    "activations": ("activation",),
+ROLES: dict[Role, tuple[str, str]] = {
+    "conv": ("residual_convs", "on the main path of a residual block: rule residual_convs"),
+    "mlp": ("mlp_linears", "in an MLP: rule mlp_linears"),
+    "depthwise": ("depthwise_convs", "depthwise conv: opt in with the rule depthwise_convs"),
+    "shortcut": ("shortcut_convs", "projection on a shortcut: opt in with the rule shortcut_convs"),
+    "attention": (
+        "attention_projections",
+        "query, key, value or output projection: opt in with the rule attention_projections",
+    ),
+    "gate": ("gate_layers", "computes a gate (squeeze-and-excitation): opt in with the rule gate_layers"),
+    "between": ("sequential_layers", "outside every residual block: opt in with the rule sequential_layers"),
+    "activation": ("activations", "an activation: opt in with the rule activations"),
+    "first": ("", "the stem"),
+    "last": ("", "the head"),
 }
-"""Rule names and the roles that they select; `name:GLOB` selects any called layer by its name."""
+"""For each role the rule that selects it, if there is one, and why a layer is no site without that rule."""
+
+RULES: dict[str, Role] = {rule: role for role, (rule, _) in ROLES.items() if rule}
+"""Rule names and the role that each selects; `name:GLOB` selects any called layer by its name."""
 
 DEFAULT_RULES = ("residual_convs", "mlp_linears")
+UNCALLED = "never called as a module on the way from the image to the logits"
 INPUT_SIZES = (32, 224, 64, 28, 96, 128, 256, 384, 299, 16, 8)
 
-WHY_NOT: dict[Role, str] = {
-    "conv": "on the main path of a residual block: rule residual_convs",
-    "mlp": "in an MLP: rule mlp_linears",
-    "depthwise": "depthwise conv: opt in with the rule depthwise_convs",
-    "shortcut": "projection on a shortcut: opt in with the rule shortcut_convs",
-    "attention": "query, key, value or output projection: opt in with the rule attention_projections",
-    "gate": "computes a gate (squeeze-and-excitation): opt in with the rule gate_layers",
-    "first": "the stem",
-    "last": "the head",
-    "between": "outside every residual block: opt in with the rule sequential_layers",
-    "activation": "an activation: opt in with the rule activations",
-}
+
+Types = tuple[type[nn.Module], ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +92,7 @@ def find_sites(
     rules: Sequence[str] = DEFAULT_RULES,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    types: tuple[type[nn.Module], ...] = (),
+    types: Types = (),
 ) -> Survey:
     """The sites of `model`: conv inputs on the main paths of residual blocks, and fc1 and fc2 of MLPs.
 
@@ -108,21 +106,20 @@ def find_sites(
     if isinstance(model, torch.jit.ScriptModule):
         raise SiteError("a scripted model cannot be forged; pass the module that was given to torch.jit.script")
     check_eval(model)
-    layers: dict[str, nn.Module] = {
-        name: module for name, module in model.named_modules() if isinstance(module, LAYERS + ACTIVATIONS)
-    }
-    graph = _trace(model, images)
-    calls = roles(graph, layers)
+    calls = roles(_trace(model, images))
     chosen, reason = _choose_rules(tuple(rules), calls)
     sites, skipped = [], []
-    for name, layer in layers.items():
-        call = calls.get(name)
-        rule = _matching_rule(name, call, chosen) if call else None
-        why_not = _why_not(name, layer, call, rule, include, exclude, types)
-        if call and rule and not why_not:
-            sites.append((call.node, Site(name, rule, type(layer).__name__, *_shape(call))))
-        elif not isinstance(layer, ACTIVATIONS) or "activations" in chosen:
-            skipped.append(Skipped(name, type(layer).__name__, why_not))
+    for name, layer in model.named_modules():
+        if not isinstance(layer, LAYERS + ACTIVATIONS):
+            continue
+        call, kind, why_not = calls.get(name), type(layer).__name__, UNCALLED
+        if call is not None:
+            rule = _matching_rule(name, call, chosen)
+            why_not = _restricted(name, layer, include, exclude, types) if rule else ROLES[call.role][1]
+            if rule and not why_not:
+                sites.append((call.node, Site(name, rule, kind, call.channels, call.input_shape, call.channel_dim)))
+        if why_not and (not isinstance(layer, ACTIVATIONS) or "activations" in chosen):
+            skipped.append(Skipped(name, kind, why_not))
     if not sites:
         raise SiteError(_nothing_found(chosen, skipped))
     return Survey(tuple(site for _, site in sorted(sites, key=lambda pair: pair[0])), chosen, reason, tuple(skipped))
@@ -130,27 +127,23 @@ def find_sites(
 
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's own module inside DataParallel, DistributedDataParallel and torch.compile."""
-    while True:
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            model = model.module
-        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):
-            model = cast(nn.Module, model._orig_mod)
-        else:
-            return model
+    parallel = isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    inner = getattr(model, "module" if parallel else "_orig_mod", None)
+    return unwrap(inner) if isinstance(inner, nn.Module) else model
 
 
 def _check_rules(rules: Sequence[str]) -> None:
+    known = f"known are {', '.join(RULES)} and name:GLOB"
     if isinstance(rules, str):
         raise SiteError(f"rules must be a sequence of names, got the text {rules!r}; write [{rules!r}]")
+    if not rules:
+        raise SiteError(f"rules must not be empty: {known}")
     for rule in rules:
         if rule == "plain_layers":
             raise SiteError("the rule 'plain_layers' is now called 'sequential_layers'; write that name")
         if rule not in RULES and not rule.startswith("name:"):
-            close = get_close_matches(rule, RULES, n=1)
-            hint = f"; did you mean '{close[0]}'?" if close else ""
-            raise SiteError(f"unknown rule {rule!r}: known are {', '.join(RULES)} and name:GLOB{hint}")
-    if not rules:
-        raise SiteError(f"rules must not be empty: known are {', '.join(RULES)} and name:GLOB")
+            hint = "".join(f"; did you mean '{close}'?" for close in get_close_matches(rule, RULES, n=1))
+            raise SiteError(f"unknown rule {rule!r}: {known}{hint}")
 
 
 def _choose_rules(rules: tuple[str, ...], calls: dict[str, Call]) -> tuple[tuple[str, ...], str]:
@@ -160,36 +153,19 @@ def _choose_rules(rules: tuple[str, ...], calls: dict[str, Call]) -> tuple[tuple
             "no residual block was found (no addition joins two paths from one activation), "
             "so every conv and linear layer but the first and the last is a site"
         )
-    counts = {
-        rule: sum(_matching_rule(name, call, (rule,)) is not None for name, call in calls.items()) for rule in rules
-    }
+    counts = {rule: sum(bool(_matching_rule(name, call, (rule,))) for name, call in calls.items()) for rule in rules}
     return rules, "layers selected by " + ", ".join(f"{rule} ({count})" for rule, count in counts.items())
 
 
 def _matching_rule(name: str, call: Call, rules: Sequence[str]) -> str | None:
     for rule in rules:
-        if rule.startswith("name:"):
-            if fnmatchcase(name, rule.removeprefix("name:")):
-                return rule
-        elif call.role in RULES[rule]:
+        if RULES.get(rule) == call.role or (rule.startswith("name:") and fnmatchcase(name, rule.removeprefix("name:"))):
             return rule
     return None
 
 
-def _why_not(
-    name: str,
-    layer: nn.Module,
-    call: Call | None,
-    rule: str | None,
-    include: Sequence[str],
-    exclude: Sequence[str],
-    types: tuple[type[nn.Module], ...],
-) -> str:
-    """Why a layer is not a site, or the empty text if it is one."""
-    if call is None:
-        return "never called as a module on the way from the image to the logits"
-    if rule is None:
-        return WHY_NOT[call.role]
+def _restricted(name: str, layer: nn.Module, include: Sequence[str], exclude: Sequence[str], types: Types) -> str:
+    """Why a layer that a rule selects is not a site all the same, or the empty text if it is one."""
     if include and not any(fnmatchcase(name, glob) for glob in include):
         return f"matches no glob of include ({', '.join(include)})"
     if any(fnmatchcase(name, glob) for glob in exclude):
@@ -199,20 +175,17 @@ def _why_not(
     return ""
 
 
-def _shape(call: Call) -> tuple[int, tuple[int, ...], int]:
-    channels = call.input_shape[call.channel_dim] if len(call.channels) == 1 else 0
-    return channels, call.input_shape, call.channel_dim
-
-
 def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
     if not skipped:
         return "the model has no conv or linear layer, so there is no site"
-    reasons = "; ".join(f"'{layer.name}': {layer.reason}" for layer in skipped[:5])
-    more = f"; and {len(skipped) - 5} more" if len(skipped) > 5 else ""
-    return (
-        f"no site was found by the rules {', '.join(rules)}. Layers: {reasons}{more}. "
-        "A rule name:GLOB takes any layer by its name"
-    )
+    reasons = some([f"'{layer.name}': {layer.reason}" for layer in skipped], "; ")
+    by_name = "A rule name:GLOB takes any layer by its name"
+    return f"no site was found by the rules {', '.join(rules)}. Layers: {reasons}. {by_name}"
+
+
+def some(parts: Sequence[str], joint: str = ", ") -> str:
+    """The first five of a list, for a message, and how many more there are."""
+    return joint.join([*parts[:5], *([f"and {len(parts) - 5} more"] if len(parts) > 5 else [])])
 
 
 def _trace(model: nn.Module, images: Tensor | None) -> Graph:

@@ -7,10 +7,11 @@ step; PGD and CW take many; AA is AutoAttack; `transfer` are adversarial images 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 from lipforge.errors import InputError
-from lipforge.paper.tables import KINDS, Name, Numbers, Published, known
+from lipforge.paper.tables import KINDS, Numbers, Published
 
 SUBSET = 2.0
 """Slack between two tables. Some are on fewer images: every CW figure of the paper is a multiple of 0.02, so 5,000 or
@@ -36,8 +37,8 @@ class Finding:
     evidence: str
 
 
-Outcome = Iterator[Finding | None]
-"""One item per comparison that the numbers allow: what breaks the rule, or None where they keep it."""
+Outcomes = Iterator[tuple[Published, bool, str]]
+"""One item per comparison that the numbers allow: the number, whether it breaks the rule, and the evidence."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Rule:
 
     name: str
     text: str
-    apply: Callable[[Numbers], Outcome]
+    apply: Callable[[Numbers], Outcomes]
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
         raise InputError("rows must not be empty")
     for rule in RULES:
         outcomes = list(rule.apply(numbers))
-        broken = [outcome for outcome in outcomes if outcome is not None]
+        broken = [Finding(rule.name, row.table, str(row), row.eps, text) for row, found, text in outcomes if found]
         counts.append(RuleCount(rule.name, rule.text, len(outcomes), len(broken)))
         findings += broken
     if not any(rule.checked for rule in counts):
@@ -94,33 +95,31 @@ def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
             f"{source} has nothing that a rule could check: rules compare the attacks {', '.join(KINDS)} on one model "
             f"at one radius, or PGD over radii; found {found}"
         )
-    unknown = dict.fromkeys(row.attack for row in numbers.rows if not known(row.attack)[0])
+    unknown = dict.fromkeys(row.attack for row in numbers.rows if not row.kind[0])
     return TableAudit(source, len(numbers.rows), tuple(counts), tuple(findings), tuple(unknown))
 
 
-def _one_step(numbers: Numbers) -> Outcome:
+def _one_step(numbers: Numbers) -> Outcomes:
     for one, many in numbers.pairs("fgsm", "pgd"):
         short = many.accuracy - one.accuracy
-        yield _finding("one step", one, f"FGSM {_n(one)} < PGD {_n(many)}, by {short:.2f}") if short > 0 else None
+        yield one, short > 0, f"FGSM {_n(one)} < PGD {_n(many)}, by {short:.2f}"
 
 
-def _radius(numbers: Numbers) -> Outcome:
+def _radius(numbers: Numbers) -> Outcomes:
     for sweep in numbers.sweeps("pgd"):
         for near, far in pairwise(sweep):
             rises = far.accuracy > near.accuracy
-            text = f"PGD {_n(near)} at {near.eps} rises to {_n(far)} at {far.eps}"
-            yield _finding("radius", far, text) if rises else None
-        if sweep[-1].radius >= LARGE:
-            last = sweep[-1]
-            text = f"PGD leaves {_n(last)} at the largest radius {last.eps}"
-            yield _finding("radius", last, text) if last.accuracy > ZERO else None
+            yield far, rises, f"PGD {_n(near)} at {near.eps} rises to {_n(far)} at {far.eps}"
+        last = sweep[-1]
+        if last.radius >= LARGE:
+            yield last, last.accuracy > ZERO, f"PGD leaves {_n(last)} at the largest radius {last.eps}"
 
 
-def _trend(numbers: Numbers) -> Outcome:
-    groups: dict[tuple[str, str, str, Name], dict[float, dict[float, Published]]] = defaultdict(dict)
+def _trend(numbers: Numbers) -> Outcomes:
+    groups: dict[tuple[str, ...], dict[float, dict[float, Published]]] = defaultdict(dict)
     for row in numbers.rows:
-        if row.share is not None and known(row.attack)[0] in ("fgsm", "pgd", "cw", "transfer", "aa"):
-            grid = groups[row.dataset, row.model, row.variant, known(row.attack)]
+        if row.share is not None and row.kind[0] not in ("", "clean"):
+            grid = groups[row.dataset, row.model, row.variant, *row.kind]
             grid.setdefault(row.radius, {}).setdefault(row.share, row)
     for grid in groups.values():
         outside = {radius: dict(_outside(line)) for radius, line in grid.items()}
@@ -130,7 +129,7 @@ def _trend(numbers: Numbers) -> Outcome:
             for share, (gap, text) in outside[radius].items():
                 # Where the radius beside it bends the same way, the bend is the trend.
                 alone = all(outside[other].get(share, (0.0, ""))[0] <= OUTLIER for other in beside)
-                yield _finding("trend", grid[radius][share], text) if gap > OUTLIER and alone else None
+                yield grid[radius][share], gap > OUTLIER and alone, text
 
 
 def _outside(line: dict[float, Published]) -> Iterator[tuple[float, tuple[float, str]]]:
@@ -143,51 +142,36 @@ def _outside(line: dict[float, Published]) -> Iterator[tuple[float, tuple[float,
         yield share, (gap, f"{row.attack} {_n(row)} is {gap:.2f} outside {beside}")
 
 
-def _at_most(name: str, strong: str, weak: str, words: str) -> Rule:
-    """The rule that a strong attack leaves no more than a weak one, up to the slack between two tables."""
-
-    def apply(numbers: Numbers) -> Outcome:
-        for row, other in numbers.pairs(strong, weak):
-            gap = row.accuracy - other.accuracy
-            text = f"{row.attack} {_n(row)} is {gap:.2f} above {other.attack} {_n(other)}"
-            yield _finding(name, row, text) if gap > SUBSET else None
-
-    label = "transfer, black box" if weak == "transfer" else weak.upper()
-    return Rule(name, f"{words} at most {SUBSET:g} more than {label}", apply)
+def _at_most(strong: str, weak: str, numbers: Numbers) -> Outcomes:
+    """A strong attack leaves no more than a weak one, up to the slack between two tables."""
+    for row, other in numbers.pairs(strong, weak):
+        gap = row.accuracy - other.accuracy
+        yield row, gap > SUBSET, f"{row.attack} {_n(row)} is {gap:.2f} above {other.attack} {_n(other)}"
 
 
-def _widening(name: str, weak: str, strong: str, slack: float) -> Callable[[Numbers], Outcome]:
-    def apply(numbers: Numbers) -> Outcome:
-        for row, other in numbers.pairs(weak, strong):
-            before, after = numbers.base_of(row), numbers.base_of(other)
-            if row.share == 0 or before is None or after is None:
-                continue
+def _widening(weak: str, strong: str, slack: float, numbers: Numbers) -> Outcomes:
+    """The gap between a weak and a strong attack is at most so much larger than on the base."""
+    for row, other in numbers.pairs(weak, strong):
+        before, after = numbers.base_of(row), numbers.base_of(other)
+        if row.share != 0 and before is not None and after is not None:
             gap, base_gap = row.accuracy - other.accuracy, before.accuracy - after.accuracy
-            text = (
-                f"{row.attack} {_n(row)} is {gap:+.2f} from {other.attack} {_n(other)}; "
-                f"on the base {_n(before)} is {base_gap:+.2f} from {_n(after)}"
-            )
-            yield _finding(name, row, text) if gap - base_gap > slack else None
-
-    return apply
+            here = f"{row.attack} {_n(row)} is {gap:+.2f} from {other.attack} {_n(other)}"
+            yield row, gap - base_gap > slack, f"{here}; on the base {_n(before)} is {base_gap:+.2f} from {_n(after)}"
 
 
-def _conflict(numbers: Numbers) -> Outcome:
+def _conflict(numbers: Numbers) -> Outcomes:
     for row in numbers.rows:
-        first = numbers.get((row.dataset, row.model, row.variant, row.ratio), row)
-        if first is None or first is row:
-            continue
-        text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
-        yield _finding("conflict", row, text) if row.accuracy != first.accuracy else None
-
-
-def _finding(rule: str, row: Published, evidence: str) -> Finding:
-    return Finding(rule, row.table, str(row), row.eps, evidence)
+        first = numbers.get(row.setting, row)
+        if first is not None and first is not row:
+            text = f"{row.attack} {_n(row)} here, {_n(first)} in table {first.table}"
+            yield row, row.accuracy != first.accuracy, text
 
 
 def _n(row: Published) -> str:
     return f"{row.accuracy:.2f}"
 
+
+LEAVES = f"leaves at most {SUBSET:g} more than"
 
 RULES = (
     Rule("one step", "FGSM leaves at least as much as PGD at the same radius; tolerance 0", _one_step),
@@ -203,19 +187,19 @@ RULES = (
         "the same way",
         _trend,
     ),
-    _at_most("cw-pgd", "cw", "pgd", "CW, iterative and white box, leaves"),
-    _at_most("aa-pgd", "aa", "pgd", "AA, which contains an iterative attack, leaves"),
-    _at_most("aa-cw", "aa", "cw", "AA leaves"),
-    _at_most("white box", "aa", "transfer", "AA, white box, leaves"),
+    Rule("cw-pgd", f"CW, iterative and white box, {LEAVES} PGD", partial(_at_most, "cw", "pgd")),
+    Rule("aa-pgd", f"AA, which contains an iterative attack, {LEAVES} PGD", partial(_at_most, "aa", "pgd")),
+    Rule("aa-cw", f"AA {LEAVES} CW", partial(_at_most, "aa", "cw")),
+    Rule("white box", f"AA, white box, {LEAVES} transfer, black box", partial(_at_most, "aa", "transfer")),
     Rule(
         "cw-transfer",
         f"CW minus transfer is at most {SUBSET:g} larger than CW minus AA on the base, whose transfer is its own AA",
-        _widening("cw-transfer", "cw", "transfer", SUBSET),
+        partial(_widening, "cw", "transfer", SUBSET),
     ),
     Rule(
         "cw-aa",
         f"CW minus AA is at most {WIDENING:g} larger than on the base: a weak attack should not lose so much more",
-        _widening("cw-aa", "cw", "aa", WIDENING),
+        partial(_widening, "cw", "aa", WIDENING),
     ),
     Rule("conflict", "the same quantity has the same value in every table; tolerance 0", _conflict),
 )

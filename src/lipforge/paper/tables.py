@@ -64,6 +64,14 @@ class Published:
         """`ratio` as a number; None where the source does not state it."""
         return None if self.ratio == UNSTATED else parse_number(self.ratio, name="ratio")
 
+    @property
+    def setting(self) -> Setting:
+        return self.dataset, self.model, self.variant, self.ratio
+
+    @property
+    def kind(self) -> Name:
+        return known(self.attack)
+
     def __str__(self) -> str:
         words = (self.dataset, self.model, self.variant, "base" if self.share == 0 else self.ratio)
         return " ".join(word for word in words if word)
@@ -91,27 +99,27 @@ class Numbers:
 
     def __init__(self, rows: Iterable[Published]) -> None:
         self.rows = tuple(rows)
-        self._sweeps: dict[Setting, dict[Name, dict[float, Published]]] = {}
+        self._sweeps: dict[Setting, dict[str, dict[str, dict[float, Published]]]] = {}
         for row in self.rows:
-            attacks = self._sweeps.setdefault((row.dataset, row.model, row.variant, row.ratio), {})
-            attacks.setdefault(known(row.attack), {}).setdefault(row.radius, row)
+            kind, which = row.kind
+            attacks = self._sweeps.setdefault(row.setting, {}).setdefault(kind, {})
+            attacks.setdefault(which, {}).setdefault(row.radius, row)
 
     def get(self, setting: Setting, row: Published) -> Published | None:
         """The number of this row's attack and radius in a setting."""
-        return self._sweeps.get(setting, {}).get(known(row.attack), {}).get(row.radius)
+        kind, which = row.kind
+        return self._sweeps.get(setting, {}).get(kind, {}).get(which, {}).get(row.radius)
 
     def sweeps(self, kind: str) -> Iterator[list[Published]]:
         """The numbers of each attack of a kind on each model, by increasing radius."""
         for attacks in self._sweeps.values():
-            for (found, _), sweep in attacks.items():
-                if found == kind:
-                    yield [sweep[radius] for radius in sorted(sweep)]
+            for sweep in attacks.get(kind, {}).values():
+                yield [sweep[radius] for radius in sorted(sweep)]
 
     def pairs(self, first: str, second: str) -> Iterator[tuple[Published, Published]]:
         """The numbers of attacks of two kinds on the same model at the same radius."""
         for attacks in self._sweeps.values():
-            strong, weak = ([sweep for (found, _), sweep in attacks.items() if found == k] for k in (first, second))
-            for one, other in product(strong, weak):
+            for one, other in product(attacks.get(first, {}).values(), attacks.get(second, {}).values()):
                 yield from ((one[radius], other[radius]) for radius in sorted(one) if radius in other)
 
     def base_of(self, row: Published) -> Published | None:

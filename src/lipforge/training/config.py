@@ -56,8 +56,8 @@ class TrainConfig:
                 raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
         if self.threat.norm == "l1":
             raise InputError("adversarial training knows the norms linf and l2, got l1")
-        for name in ("epochs", "batch_size", "holdout", *(["limit"] if self.limit is not None else [])):
-            if getattr(self, name) < 1:
+        for name in ("epochs", "batch_size", "holdout", "limit"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("clip", "steps", "step_size", "clean_epochs", "eps_warmup", "beta", "awp", "awp_after", "crop"):
             if not getattr(self, name) >= 0:
@@ -71,9 +71,7 @@ class TrainConfig:
     @property
     def attack_steps(self) -> int:
         """Gradient steps per training image: 0 for standard training, always 1 for FGSM-RS."""
-        if self.method in ("standard", "fgsm-rs"):
-            return int(self.method == "fgsm-rs")
-        return self.steps or 10
+        return {"standard": 0, "fgsm-rs": 1}.get(self.method, self.steps or 10)
 
     @property
     def attack_step_size(self) -> float:

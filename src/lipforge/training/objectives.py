@@ -22,7 +22,9 @@ def augment(images: Tensor, sample_ids: Tensor, *, seed: int, epoch: int, crop: 
     """Each image shifted by up to `crop` pixels in each direction, with zeros moving in, and mirrored half the time."""
     if crop:
         offset = rng.integers(seed, sample_ids, stream="crop", shape=(2,), below=2 * crop + 1, counter=epoch)
-        images = _shift(images, offset.to(images.device), crop)
+        row, column = offset.to(images.device).unbind(dim=1)
+        windows = F.pad(images, (crop, crop, crop, crop)).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
+        images = windows[torch.arange(len(images), device=images.device), :, row, column]
     if flip:
         mirrored = rng.signs(seed, sample_ids, stream="flip", shape=(), counter=epoch).to(images.device) > 0
         images = torch.where(mirrored[:, None, None, None], images.flip(3), images)
@@ -99,9 +101,3 @@ def eval_mode(model: nn.Module) -> Iterator[None]:
 def placed(images: Tensor, device: torch.device) -> Tensor:
     """The images on the device, in the layout that convolutions are fastest in."""
     return images.to(device).contiguous(memory_format=torch.channels_last)
-
-
-def _shift(images: Tensor, offset: Tensor, crop: int) -> Tensor:
-    """The window of the original size at `offset` (N, 2) in each image with a border of `crop` zeros."""
-    windows = F.pad(images, (crop, crop, crop, crop)).unfold(2, images.shape[2], 1).unfold(3, images.shape[3], 1)
-    return windows[torch.arange(len(images), device=images.device), :, offset[:, 0], offset[:, 1]]

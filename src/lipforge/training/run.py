@@ -29,7 +29,7 @@ from lipforge.records import write_whole
 from lipforge.training.config import TrainConfig
 from lipforge.training.objectives import eval_mode
 from lipforge.training.session import GOOD, WEIGHTS, Session, open_session, restore_, save
-from lipforge.training.step import agree, optimize_, share
+from lipforge.training.step import agree, optimize_
 from lipforge.types import Threat
 
 PROBE = PGD(steps=10)
@@ -73,12 +73,10 @@ def train(
     `torch.use_deterministic_algorithms`). A forged model is trained as it is, in the mode of its forges.
     Under torchrun the processes share each batch; `out` must then be visible to all of them.
     """
-    data = as_data(data)
     with process_group(device_of(model)) as rank:
-        session = open_session(model, data, config, Path(out), rank)
+        session = open_session(model, as_data(data), config, Path(out), rank)
         total = config.epochs * session.batches
-        done = session.position.epoch * session.batches + session.position.batch
-        with progress(f"training ({config.method})", total, done=done, show=show_progress) as step:
+        with progress(f"training ({config.method})", total, done=session.steps, show=show_progress) as step:
             while session.position.epoch < config.epochs:
                 _run_epoch(session, checkpoint_seconds, step)
                 _end_epoch(session)
@@ -99,9 +97,8 @@ def probe(model: nn.Module, images: Tensor, labels: Tensor, *, threat: Threat, s
     with eval_mode(model):
         for first in range(0, len(images), BATCH_SIZE):
             x, y = images[first : first + BATCH_SIZE], labels[first : first + BATCH_SIZE]
-            ids = torch.arange(first, first + len(x), device=x.device)
             right = ~is_misclassified(model, x, y)
-            x, y, ids = x[right], y[right], ids[right]
+            x, y, ids = x[right], y[right], first + right.nonzero().flatten()
             x_adv = PROBE(model, x, y, threat=threat, seed=seed, sample_ids=ids)
             clean += len(x)
             robust += int((~is_misclassified(model, x_adv, y)).sum()) if len(x) else 0
@@ -122,10 +119,11 @@ def _run_epoch(session: Session, checkpoint_seconds: float, step: Step) -> None:
     config, position = session.config, session.position
     order = rng.permutation(config.seed, len(session.train_ids), stream="order", counter=position.epoch)
     chunks = torch.split(session.train_ids[order], config.batch_size)
+    own = session.rank.share(config.batch_size)
     session.model.train()
     clock = saved = time.monotonic()
     for batch in range(position.batch, session.batches):
-        loss, right = optimize_(session, share(chunks[batch], session.rank))
+        loss, right = optimize_(session, chunks[batch][own])
         position.batch, position.loss_sum, position.right = batch + 1, position.loss_sum + loss, position.right + right
         position.seconds, clock = position.seconds + time.monotonic() - clock, time.monotonic()
         step(1, f"epoch {position.epoch + 1}/{config.epochs} loss {position.loss_sum / position.batch:.3f}")
@@ -198,12 +196,6 @@ def _finish(session: Session) -> TrainResult:
         state = {name: tensor.cpu().contiguous() for name, tensor in session.model.state_dict().items()}
         write_whole(session.out / WEIGHTS, to_safetensors(state))
     last = next(entry for entry in reversed(position.log) if entry["event"] == "epoch")
-    return TrainResult(
-        weights=session.out / WEIGHTS,
-        epochs=position.epoch,
-        seconds=position.seconds,
-        clean_accuracy=last["clean_accuracy"],
-        pgd_accuracy=last["pgd_accuracy"],
-        rollbacks=position.rollbacks,
-        log=tuple(position.log),
-    )
+    accuracies = (last["clean_accuracy"], last["pgd_accuracy"])
+    path, log = session.out / WEIGHTS, tuple(position.log)
+    return TrainResult(path, position.epoch, position.seconds, *accuracies, position.rollbacks, log)

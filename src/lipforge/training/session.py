@@ -59,10 +59,16 @@ class Session:
         """Batches per epoch; the images that do not fill the last one wait for the next epoch's order."""
         return len(self.train_ids) // self.config.batch_size
 
+    @property
+    def steps(self) -> int:
+        """Batches done, in all epochs."""
+        return self.position.epoch * self.batches + self.position.batch
+
 
 def open_session(model: nn.Module, data: ImageData, config: TrainConfig, out: Path, rank: Rank) -> Session:
     """A session at its start, or at the last checkpoint in `out`."""
-    check_shares(config.batch_size, rank)
+    if config.batch_size % rank.count:
+        raise InputError(f"batch_size must be a multiple of the {rank.count} processes, got {config.batch_size}")
     order = rng.permutation(config.seed, len(data), stream="holdout")
     train_ids = order[config.holdout :].sort().values[: config.limit]
     if len(train_ids) < config.batch_size:
@@ -70,13 +76,19 @@ def open_session(model: nn.Module, data: ImageData, config: TrainConfig, out: Pa
             f"the data must leave at least one batch of {config.batch_size} images after {config.holdout} are held "
             f"out, but {len(train_ids)} of {len(data)} are left; lower batch_size or holdout"
         )
-    _claim(out, identity(config, model, data, rank), rank)
+    wanted = identity(config, model, data, rank)
+    if (out / CONFIG).exists():
+        check_same(read_json(out / CONFIG), json.loads(json.dumps(wanted)), str(out))
+    elif rank.is_first:
+        write_json(out / CONFIG, wanted)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this overload
     images, labels = data.batch(order[: config.holdout].tolist())
     held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
-    _check_classes(model, held_out[0][:1], data)
-    average = make_average(model, config)
-    optimizer = make_optimizer(model, config)
+    with eval_mode(model), torch.no_grad():
+        known = model(held_out[0][:1]).shape[1]
+    if data.classes > known:
+        raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
+    average, optimizer = make_average(model, config), make_optimizer(model, config)
     start = Position(attack_step_size=config.attack_step_size)
     session = Session(config, model, average, optimizer, data, train_ids, held_out, rank, start, out)
     if (out / CHECKPOINT).exists():
@@ -87,10 +99,8 @@ def open_session(model: nn.Module, data: ImageData, config: TrainConfig, out: Pa
 def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
     """SGD or AdamW; weight decay acts on matrices and convolutions only, not on biases and norms."""
     weights = [weight for weight in model.parameters() if weight.requires_grad]
-    groups = [
-        {"params": [weight for weight in weights if weight.ndim > 1], "weight_decay": config.weight_decay},
-        {"params": [weight for weight in weights if weight.ndim <= 1], "weight_decay": 0.0},
-    ]
+    matrices, others = [w for w in weights if w.ndim > 1], [w for w in weights if w.ndim <= 1]
+    groups = [{"params": matrices, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}]
     if config.optimizer == "adamw":
         return torch.optim.AdamW(groups, lr=config.lr)
     return torch.optim.SGD(groups, lr=config.lr, momentum=config.momentum)
@@ -105,7 +115,8 @@ def make_average(model: nn.Module, config: TrainConfig) -> nn.Module | None:
 def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: int) -> None:
     """Move the average towards the model; early on by more, so that it forgets the initial weights."""
     decay = min(decay, (1 + steps) / (10 + steps))
-    for mean, tensor in zip(_tensors(average), _tensors(model), strict=True):
+    averages = (*average.parameters(), *average.buffers())
+    for mean, tensor in zip(averages, (*model.parameters(), *model.buffers()), strict=True):
         if mean.is_floating_point():
             mean.lerp_(tensor, 1.0 - decay)
         else:
@@ -114,10 +125,9 @@ def update_average_(average: nn.Module, model: nn.Module, decay: float, steps: i
 
 def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank) -> dict[str, Any]:
     """Everything a resumed run must share with the recorded one."""
-    tensors = model.state_dict()
+    tensors, start = model.state_dict(), model_identity(model)
     shapes = repr([(name, tuple(tensor.shape)) for name, tensor in tensors.items()])
     numbers = sum(tensor.numel() for tensor in tensors.values())
-    start = model_identity(model)
     return {
         **to_builtins(config),
         "model": f"{len(tensors)} tensors, {numbers} numbers, {hashlib.sha256(shapes.encode()).hexdigest()[:12]}",
@@ -127,15 +137,6 @@ def identity(config: TrainConfig, model: nn.Module, data: ImageData, rank: Rank)
         "data": data_identity(data),
         "processes": rank.count,
     }
-
-
-def _claim(out: Path, wanted: dict[str, Any], rank: Rank) -> None:
-    """Record the settings in a new directory; in an old one refuse others than the recorded."""
-    path = out / CONFIG
-    if path.exists():
-        check_same(read_json(path), json.loads(json.dumps(wanted)), str(out))
-    elif rank.is_first:
-        write_json(path, wanted)
 
 
 def save(session: Session, name: str = CHECKPOINT) -> None:
@@ -160,7 +161,7 @@ def restore_(session: Session, name: str = CHECKPOINT) -> None:
     """Bring the session to the state in that file."""
     path = session.out / name
     try:
-        state = torch.load(path, map_location=next(session.model.parameters()).device, weights_only=True)
+        state = torch.load(path, map_location=device_of(session.model), weights_only=True)
         session.model.load_state_dict(state["model"])
         if session.average is not None:
             session.average.load_state_dict(state["average"])
@@ -169,20 +170,3 @@ def restore_(session: Session, name: str = CHECKPOINT) -> None:
     except (RuntimeError, KeyError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
         reason = str(error).splitlines()[0][:200]
         raise RunError(f"{path} cannot be read ({reason}); delete it to start this run anew") from error
-
-
-def check_shares(batch_size: int, rank: Rank) -> None:
-    """Raise if the processes cannot share a batch of that size equally."""
-    if batch_size % rank.count:
-        raise InputError(f"batch_size must be a multiple of the {rank.count} processes, got {batch_size}")
-
-
-def _check_classes(model: nn.Module, image: Tensor, data: ImageData) -> None:
-    with eval_mode(model), torch.no_grad():
-        known = model(image).shape[1]
-    if data.classes > known:
-        raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
-
-
-def _tensors(model: nn.Module) -> list[Tensor]:
-    return [*model.parameters(), *model.buffers()]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lipforge.batching import device_of
 from lipforge.errors import TrainingError
-from lipforge.ranks import Rank, joined
+from lipforge.ranks import joined
 from lipforge.training.config import eps_share, learning_rate
 from lipforge.training.objectives import augment, craft, objective, placed
 from lipforge.training.session import Session, update_average_
@@ -20,30 +20,23 @@ from lipforge.types import Threat
 def optimize_(session: Session, ids: Tensor) -> tuple[float, float]:
     """One optimizer step on the images `ids`; the mean loss and the share classified correctly."""
     config, model, position = session.config, session.model, session.position
-    x, y = _batch(session, ids)
-    done = position.epoch + position.batch / session.batches
+    device, epoch = device_of(model), position.epoch
+    x, y = session.data.batch(ids.tolist())
+    ids, y = ids.to(device), y.to(device)
+    x = placed(augment(x.to(device), ids, seed=config.seed, epoch=epoch, crop=config.crop, flip=config.flip), device)
+    done = epoch + position.batch / session.batches
     for group in session.optimizer.param_groups:
         group["lr"] = learning_rate(config, (done + 1 / session.batches) / config.epochs)
     share = eps_share(config, done)
     threat = Threat(config.threat.norm, share * config.threat.eps) if share else None
-    epoch, step_size = position.epoch, position.attack_step_size
-    x_adv = craft(model, x, y, ids.to(x.device), config=config, threat=threat, step_size=step_size, epoch=epoch)
+    x_adv = craft(model, x, y, ids, config=config, threat=threat, step_size=position.attack_step_size, epoch=epoch)
     loss, logits = _backward(session, x, x_adv, y)
     report = torch.stack([loss.detach(), (logits.argmax(dim=1) == y).float().mean()])
     _agree_and_check(session, report)
     session.optimizer.step()
     if session.average is not None:
-        update_average_(session.average, model, config.ema, position.epoch * session.batches + position.batch)
+        update_average_(session.average, model, config.ema, session.steps)
     return float(report[0]), float(report[1])
-
-
-def _batch(session: Session, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """The images and labels at `ids`, augmented for the current epoch, where the model is."""
-    config, device = session.config, device_of(session.model)
-    x, y = session.data.batch(ids.tolist())
-    epoch = session.position.epoch
-    x = augment(x.to(device), ids.to(device), seed=config.seed, epoch=epoch, crop=config.crop, flip=config.flip)
-    return placed(x, device), y.to(device)
 
 
 def _agree_and_check(session: Session, report: Tensor) -> None:
@@ -109,11 +102,6 @@ def weight_perturbation(weights: Sequence[Tensor], gradients: Sequence[Tensor], 
         gradient * (size * weight.norm() / gradient.norm().clamp_min(1e-12))
         for weight, gradient in zip(weights, gradients, strict=True)
     ]
-
-
-def share(indices: Tensor, rank: Rank) -> Tensor:
-    """This process's part of a batch: every `count`-th image, so that all parts are equally long."""
-    return indices[rank.index :: rank.count]
 
 
 @torch.no_grad()
