@@ -250,7 +250,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     >>> ticks(0, 1), ticks(0.31, 0.36, 3)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.32, 0.34, 0.36])
     """
-    if not high > low:
+    if not high - low > 1e-300:  # nor where steps would be too small for a float
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
