@@ -103,7 +103,10 @@ class Lines:
         parts.append(tag("text", self.x.title, x=(left + right) / 2, y=self.height - 5, class_="axis-title mid"))
         if self.level is not None:
             parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
-        parts += [_path(series, across, up) for series in self.series if series.joined]
+        for series in self.series:
+            path = "L".join(f"{coordinate(across(p.x))} {coordinate(up(p.y))}" for p in series.points)
+            css = f"line stroke-{series.role}" + (" dashed" if series.dashed else "")
+            parts += [tag("path", d=f"M{path}", class_=css)] if series.joined else []
         # Small steps sideways, so that intervals of several series at one place do not cover each other.
         step = min(3.0, width / max((len(s.points) for s in self.series), default=1) / 8)
         for index, series in enumerate(self.series):
@@ -190,12 +193,6 @@ def _thin(marks: Sequence[Mark]) -> list[Mark]:
         if not kept or place - kept[-1][0] >= 3.2 * (len(text) + len(kept[-1][1])) + 8:
             kept.append((place, text))
     return kept
-
-
-def _path(series: Series, across: Scale, up: Scale) -> Markup:
-    steps = [f"{coordinate(across(p.x))} {coordinate(up(p.y))}" for p in series.points]
-    css = f"line stroke-{series.role}" + (" dashed" if series.dashed else "")
-    return tag("path", d="M" + "L".join(steps), class_=css)
 
 
 def _dot(series: Series, here: Point, x: float, up: Scale) -> Markup:

@@ -1,10 +1,12 @@
 """What a run directory says: a file that cannot be used is named and left out, never a reason to stop."""
 
 import base64
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +117,14 @@ def is_base(label: str) -> bool:
 def base_first(result: Any) -> tuple[bool, str]:
     """The key that sorts results by their labels, the base's first."""
     return not is_base(result.label), result.label
+
+
+def grouped(results: Iterable[T], *fields: str) -> dict[Any, list[T]]:
+    """Results that agree in these fields, together."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for result in results:
+        groups[attrgetter(*fields)(result)].append(result)
+    return groups
 
 
 def roles(labels: Iterable[str]) -> dict[str, str]:

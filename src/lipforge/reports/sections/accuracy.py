@@ -1,12 +1,12 @@
 """Evaluations under attack: accuracies with intervals, what each attack of a cascade broke, and what it cost."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lipforge.errors import InputError
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Axis, Bar, Row, Rows, percent_axis
-from lipforge.reports.read import Run, is_base, roles
+from lipforge.reports.read import Run, grouped, is_base, roles
 from lipforge.reports.tables import Cell, Column, Share, Table, columns
 from lipforge.results import Comparison, RobustResult, Stage, StageKey, common_order, numbered
 from lipforge.statistics import compare
@@ -14,6 +14,9 @@ from lipforge.text import duration, percent, share_text
 
 Steps = dict[StageKey, tuple[int, int]]
 """For each attack of a cascade, in order, how many images it broke and how many were robust after it."""
+
+SETTING = ("attack", "threat", "count")
+"""Evaluations that agree in these differ in the classifier alone."""
 
 PAIRED = columns("n:count", "base:share", "candidate:share", "difference (points):points", "gained:count", "lost:count",
                  "p:number")  # fmt: skip
@@ -40,14 +43,12 @@ def accuracy(run: Run) -> Section:
 
 def _figure(found: Sequence[RobustResult]) -> Figure:
     colours = roles(result.label for result in found)
-    clean: dict[int, list[RobustResult]] = defaultdict(list)
-    for result in {(result.data, result.label, result.count): result for result in found}.values():
-        clean[result.count].append(result)
+    clean = {(result.data, result.label, result.count): result for result in found}.values()
     rows = [
         Row(f"clean, n = {n:,}", tuple(dot(f"{r.label}, clean", colours[r.label], r, clean=True) for r in same))
-        for n, same in clean.items()
+        for n, same in grouped(clean, "count").items()
     ]
-    for (attack, threat, n), same in _by_setting(found).items():
+    for (attack, threat, n), same in grouped(found, *SETTING).items():
         bars = tuple(dot(f"{r.label}, {attack}, {threat}", colours[r.label], r) for r in same)
         rows.append(Row(f"{attack}, {threat}, n = {n:,}", bars))
     said = "; ".join(f"{r.label} {percent(r.robust_accuracy)} % under {r.attack} {r.threat}" for r in found)
@@ -59,14 +60,6 @@ def _figure(found: Sequence[RobustResult]) -> Figure:
         glyph="interval",
     )
     return Figure("Accuracy on clean images and under each attack, with 95 % intervals.", (chart,))
-
-
-def _by_setting(found: Iterable[RobustResult]) -> dict[tuple[str, str, int], list[RobustResult]]:
-    """Evaluations that differ in the classifier alone, together."""
-    groups: dict[tuple[str, str, int], list[RobustResult]] = defaultdict(list)
-    for result in found:
-        groups[result.attack, result.threat, result.count].append(result)
-    return groups
 
 
 def dot(name: str, role: str, result: RobustResult, *, clean: bool = False) -> Bar:
@@ -127,7 +120,7 @@ def waterfall(run: Run) -> Section:
     """Per setting, how many images each attack broke of those that were robust before it."""
     found = run.evaluations
     colours = roles(result.label for result in found)
-    figures = tuple(_waterfall(same, colours) for same in _by_setting(found).values())
+    figures = tuple(_waterfall(same, colours) for same in grouped(found, *SETTING).values())
     lead = (
         "Attacks run one after the other, each on the images that are still robust. Where a late or black-box attack "
         "breaks many images that gradient attacks did not, gradients are masked."

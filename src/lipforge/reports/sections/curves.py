@@ -5,16 +5,16 @@ from collections.abc import Sequence
 
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Axis, Lines, Point, Series, percent_axis, percent_tick
-from lipforge.reports.read import Run, base_first, roles
+from lipforge.reports.read import Run, base_first, grouped, roles
 from lipforge.reports.tables import Column, Share, Table, columns, shown
 from lipforge.results import CertifyResult, RatioScore, SearchResult, SweepResult, SweepRow, TransferResult
 from lipforge.text import duration, eps_text, percent, share_text
 
+Measures = list[Share | None]
+"""One measure of every setting; None where it was not taken."""
+
 LONG = 7
 """Longer names of settings, such as one ratio per group of sites, get a number on the axis; the table names them."""
-
-CLEAN = "clean accuracy"
-MEASURES = (CLEAN, "robust accuracy")
 
 
 def tradeoff(run: Run) -> Section:
@@ -36,20 +36,20 @@ def _search_figure(search: SearchResult) -> Figure:
     about = ", ".join(text for text in (search.metric, search.attack, search.threat, search.data) if text)
     title = f"Candidates of the search ({about})"
     chosen = next((f" Chosen: {score.label}." for score in search.scores if score.ratio == search.chosen), "")
-    measures = [name for name in MEASURES if any(_share(score, name) for score in search.scores)]
-    charts = tuple(_search_panel(search, name) for name in measures)
+    measures: dict[str, Measures] = {
+        "clean accuracy": [Share(s.clean_accuracy, s.clean_interval) for s in search.scores]
+    }
+    if any(score.robust_accuracy is not None for score in search.scores):
+        measures["robust accuracy"] = [
+            None if s.robust_accuracy is None else Share(s.robust_accuracy, s.interval) for s in search.scores
+        ]
+    charts = tuple(_search_panel(search, name, found) for name, found in measures.items())
     return Figure(f"{title}.{chosen}", charts, _search_table(search, measures, title))
 
 
-def _share(score: RatioScore, measure: str) -> Share | None:
-    """A measure of a setting, where it was taken."""
-    if measure == CLEAN:
-        return Share(score.clean_accuracy, score.clean_interval)
-    return None if score.robust_accuracy is None else Share(score.robust_accuracy, score.interval)
-
-
-def _search_panel(search: SearchResult, name: str) -> Lines:
-    taken = [(*at, share) for at in enumerate(search.scores, 1) if (share := _share(at[1], name)) is not None]
+def _search_panel(search: SearchResult, name: str, found: Measures) -> Lines:
+    numbered = enumerate(zip(search.scores, found, strict=True), 1)
+    taken = [(place, score, share) for place, (score, share) in numbered if share is not None]
     points: dict[tuple[str, bool], list[Point]] = defaultdict(list)
     for at, (_, score, share) in enumerate(taken):
         # A ratio per group of sites has no place among the rising ratios, so no line leads to it.
@@ -79,11 +79,11 @@ def _name(score: RatioScore, search: SearchResult, chosen: str, name: str = "") 
     return (name or score.label) + (chosen if score.ratio == search.chosen else "")
 
 
-def _search_table(search: SearchResult, measures: Sequence[str], title: str) -> Table:
+def _search_table(search: SearchResult, measures: dict[str, Measures], title: str) -> Table:
     heading = columns("#:count", "ratio", *(f"{name}:share" for name in measures), "status", "n attacked:count",
                       "gained:count", "lost:count")  # fmt: skip
     rows = tuple(
-        (place, _name(score, search, " (chosen)"), *(_share(score, name) for name in measures), score.status,
+        (place, _name(score, search, " (chosen)"), *(found[place - 1] for found in measures.values()), score.status,
          score.count, *((score.against_base.gained, score.against_base.lost) if score.against_base else (None, None)))
         for place, score in enumerate(search.scores, 1)
     )  # fmt: skip
@@ -109,17 +109,15 @@ def sweeps(run: Run) -> Section:
 def _sweep_figure(found: Sequence[SweepRow], carry: bool) -> Figure:
     ordered = sorted(found, key=lambda row: (*base_first(row), row.eps))
     colours = roles(row.label for row in ordered)
-    attacks: dict[str, dict[str, list[SweepRow]]] = {row.attack: defaultdict(list) for row in ordered}
-    for row in ordered:
-        attacks[row.attack][row.label].append(row)
+    attacks = {attack: grouped(rows, "label") for attack, rows in grouped(ordered, "attack").items()}
     heading = columns("attack", "classifier", "eps", "n:count", "robust:share")
-    rows = tuple((r.attack, r.label, eps_text(r.eps), r.count, Share(r.robust_accuracy, r.interval))
+    cells = tuple((r.attack, r.label, eps_text(r.eps), r.count, Share(r.robust_accuracy, r.interval))
                  for by_label in attacks.values() for same in by_label.values() for r in same)  # fmt: skip
     caption = "Accuracy over eps, one panel per attack, with 95 % intervals."
     if carry:
         caption += " An image broken at one eps counts as broken at every larger one, so curves fall by construction."
     charts = tuple(_sweep_panel(attack, by_label, colours) for attack, by_label in attacks.items())
-    return Figure(caption, charts, Table("sweep", "Accuracy over eps", heading, rows))
+    return Figure(caption, charts, Table("sweep", "Accuracy over eps", heading, cells))
 
 
 def _sweep_panel(attack: str, by_label: dict[str, list[SweepRow]], colours: dict[str, str]) -> Lines:
@@ -153,10 +151,7 @@ def _transfer_table(found: Sequence[TransferResult]) -> Table:
 def certified(run: Run) -> Section:
     """One figure per sigma."""
     found = sorted(run.of(CertifyResult), key=lambda result: (result.sigma, *base_first(result)))
-    curves: dict[float, list[CertifyResult]] = defaultdict(list)
-    for result in found:
-        if result.curve:
-            curves[result.sigma].append(result)
+    curves = grouped([result for result in found if result.curve], "sigma")
     if not curves:
         return Section("certified", "Certified accuracy", "")
     colours, first = roles(result.label for result in found), found[0]

@@ -7,7 +7,7 @@ from typing import Any
 
 from lipforge.reports.blocks import Block, Code, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Row, Rows, percent_axis
-from lipforge.reports.read import Run, base_first, is_base, roles
+from lipforge.reports.read import Run, base_first, grouped, is_base, roles
 from lipforge.reports.sections.accuracy import dot
 from lipforge.reports.tables import Cell, Column, Share, Table, columns
 from lipforge.results import AuditReport, CertifyResult, DemoResult, RobustResult
@@ -37,14 +37,13 @@ def _figure(runs: Sequence[Run]) -> Figure:
     for run in runs:
         found = run.evaluations
         colours = roles(result.label for result in found)
-        for attack, threat in dict.fromkeys((r.attack, r.threat) for r in found):
-            same = [r for r in found if (r.attack, r.threat) == (attack, threat)]
+        for (attack, threat), same in grouped(found, "attack", "threat").items():
             bars = tuple(dot(f"{run.name}, {r.label}", colours[r.label], r) for r in same)
             used |= {colours[r.label]: r.label for r in same}
             rows.append(Row(f"{run.name}: {attack}, {threat}", bars))
     said = "; ".join(bar.tip for row in rows for bar in row.bars)
-    chart = Rows(f"Robust accuracy of the runs. {said}.", percent_axis("robust accuracy, %"), tuple(rows),
-                 tuple(used.items()), "interval")  # fmt: skip
+    x, legend = percent_axis("robust accuracy, %"), tuple(used.items())
+    chart = Rows(f"Robust accuracy of the runs. {said}.", x, tuple(rows), legend, "interval")
     return Figure("Robust accuracy of every run, with 95 % intervals.", (chart,))
 
 
