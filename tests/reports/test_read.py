@@ -6,7 +6,7 @@ import pytest
 
 from lipforge.errors import InputError
 from lipforge.reports.read import read_run
-from lipforge.reports.sections.accuracy import paired
+from lipforge.reports.sections.evaluations import paired
 from lipforge.runs import RunDir
 from tests.reports.made import compared, robust, write_values
 

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 from lipforge.reports.blocks import Section
 from lipforge.reports.read import Run
-from lipforge.reports.sections.accuracy import accuracy, cost, waterfall
 from lipforge.reports.sections.audit import evidence, verdict
 from lipforge.reports.sections.curves import certified, sweeps, tradeoff
+from lipforge.reports.sections.evaluations import accuracy, cost, waterfall
 from lipforge.reports.sections.model import layers, pictures
 from lipforge.reports.sections.overview import about, compare_runs, provenance
 

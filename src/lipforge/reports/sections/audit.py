@@ -3,7 +3,7 @@
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section, Verdict
 from lipforge.reports.charts import Bar, Row, Rows, percent_axis
 from lipforge.reports.read import Run, is_base
-from lipforge.reports.sections.accuracy import PAIRED, comparison_cells
+from lipforge.reports.sections.evaluations import PAIRED, comparison_cells
 from lipforge.reports.tables import Share, Table, columns
 from lipforge.results import VERDICTS, AuditReport
 from lipforge.text import duration, percent

@@ -8,7 +8,7 @@ from typing import Any
 from lipforge.reports.blocks import Block, Code, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Row, Rows, percent_axis
 from lipforge.reports.read import Run, base_first, grouped, is_base, roles
-from lipforge.reports.sections.accuracy import dot
+from lipforge.reports.sections.evaluations import dot
 from lipforge.reports.tables import Cell, Column, Share, Table, columns
 from lipforge.results import AuditReport, CertifyResult, DemoResult, RobustResult
 
