@@ -20,12 +20,9 @@ class ImageData(Protocol):
 
     @property
     def name(self) -> str: ...
-
     @property
     def classes(self) -> int: ...
-
     def __len__(self) -> int: ...
-
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions."""
         ...
@@ -53,12 +50,12 @@ def batches(source: ImageSource, batch_size: int = BATCH_SIZE) -> Iterator[Batch
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     first = 0
     for item in raw_batches(source, batch_size):
-        images, labels = _parts(item)
+        # As loaders give it: images alone, (images,), or (images, labels, and more).
+        images, labels, *_ = (*item, None, None) if isinstance(item, list | tuple) and item else (item, None)
         check_images(images, first=first)
         if len(images) == 0:
             continue
-        if labels is not None and len(labels) != len(images):
-            raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
+        _check_labels(images, labels)
         yield Batch(images, labels, first)
         first += len(images)
     if first == 0:
@@ -69,13 +66,11 @@ def image_count(source: ImageSource) -> int | None:
     """How many images `source` holds, or None where only reading it would tell."""
     if isinstance(source, Peeked):
         return source.count
-    if isinstance(source, Tensor):
-        return len(source)
     if _is_pair(source):
         return len(source[0])
     if isinstance(source, DataLoader):
         source = source.dataset
-    if isinstance(source, ImageData | Dataset) and hasattr(source, "__len__"):
+    if isinstance(source, Tensor | ImageData | Dataset) and hasattr(source, "__len__"):
         return len(source)
     return None
 
@@ -141,10 +136,8 @@ def raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
     if isinstance(source, Tensor):
         return torch.split(source, batch_size) if len(source) else ()
     if _is_pair(source):
-        images, labels = source
-        if len(images) != len(labels):
-            raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
-        return zip(torch.split(images, batch_size), torch.split(labels, batch_size), strict=True) if len(images) else ()
+        _check_labels(*source)
+        return PairData(*source).batches(batch_size) if len(source[0]) else ()
     if isinstance(source, ImageData):
         return source.batches(batch_size)
     if isinstance(source, Dataset):
@@ -155,11 +148,9 @@ def raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
     raise InputError(f"images must be a tensor, a data set or an iterable of batches, got {type(source).__name__}")
 
 
-def _parts(item: Any) -> tuple[Any, Tensor | None]:
-    """Images and labels of a batch as loaders give it: images alone, (images,), or (images, labels, and more)."""
-    if not isinstance(item, list | tuple):
-        return item, None
-    return (item[0] if item else item), (item[1] if len(item) > 1 else None)
+def _check_labels(images: Tensor, labels: Tensor | None) -> None:
+    if labels is not None and len(labels) != len(images):
+        raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
 
 
 def _is_pair(source: Any) -> TypeGuard[tuple[Tensor, Tensor]]:
@@ -182,12 +173,10 @@ class PairData:
         return len(self.images)
 
     def batch(self, indices: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Images and labels at these positions."""
         at = torch.tensor(indices, device=self.images.device)
         return self.images[at], self.labels[at.to(self.labels.device)]
 
     def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels in order."""
         return zip(torch.split(self.images, batch_size), torch.split(self.labels, batch_size), strict=True)
 
     def describe(self) -> dict[str, Any]:
@@ -203,12 +192,13 @@ def as_data(data: Any) -> ImageData:
     """`data` if it is a data set, a data set of its own for an (images, labels) pair."""
     if isinstance(data, ImageData):
         return data
-    if not isinstance(data, tuple | list) or len(data) != 2 or not all(isinstance(part, Tensor) for part in data):
+    pair = tuple(data) if isinstance(data, list) else data
+    if not _is_pair(pair):
         raise InputError(
             f"data must be a data set (load_data, from_arrays) or a pair of tensors (images, labels), "
             f"got {type(data).__name__}"
         )
-    images, labels = data
+    images, labels = pair
     if labels.ndim != 1 or labels.is_floating_point() or len(images) != len(labels):
         raise InputError(
             f"labels must be integers (N,), one per image, got {labels.dtype} {tuple(labels.shape)} "

@@ -57,7 +57,7 @@ def progress(
     Under torchrun only the first rank shows any. Of `total` units `done` are done already: they say nothing of the
     time that the others take.
 
-    `status` stands beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
+    `status` is shown beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
@@ -65,17 +65,10 @@ def progress(
     if show is False or not is_first():
         yield lambda advance, note="": None
         return
+    name, remark = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))
+    columns = (SpinnerColumn(), name, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), remark)
     bar = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}", markup=False),
-        console=Console(stderr=True),
-        transient=False,
-        speed_estimate_period=SPEED_PERIOD,
-        refresh_per_second=REFRESHES,
+        *columns, console=Console(stderr=True), speed_estimate_period=SPEED_PERIOD, refresh_per_second=REFRESHES
     )
     task = bar.add_task(label, total=total, completed=done, note=status)
     with _drawn(bar) if show or sys.stderr.isatty() else _logged(bar.tasks[0]):

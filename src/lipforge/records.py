@@ -4,7 +4,6 @@ import dataclasses
 import json
 import os
 import secrets
-import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -15,6 +14,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from lipforge.errors import InputError
 
 T = TypeVar("T")
+
+LARGEST = 1e100
+"""The largest number that a result may hold: what is larger is damage, and its sums and products would overflow."""
 
 
 def to_builtins(value: Any) -> Any:
@@ -69,8 +71,9 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     elif origin is Literal and value in arguments:
         return value
     elif hint in (float, int) and not isinstance(value, bool) and isinstance(value, int | float):
-        # Not math.isfinite: it raises on a whole number that no float can hold.
-        if abs(value) <= sys.float_info.max and (hint is float or value == int(value)):
+        if abs(value) > LARGEST:
+            raise InputError(f"{where} must be a number, got {_shown(value)}; the largest allowed is {LARGEST:g}")
+        if value == value and (hint is float or value == int(value)):  # NaN differs from itself
             return hint(value)
     elif hint is Any or (hint in (str, bool, types.NoneType) and isinstance(value, hint)):
         return value
@@ -78,7 +81,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
 
 
 def _read_any(hints: tuple[Any, ...], value: Any, where: str) -> Any:
-    """`value` as the first annotation that takes it; the error is that of the first one."""
+    """`value` as the first annotation that takes it, null last; the error is that of the first one."""
     errors = []
     for hint in sorted(hints, key=lambda hint: hint is types.NoneType):
         try:

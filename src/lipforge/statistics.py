@@ -183,9 +183,11 @@ def paired_interval(gained: int, lost: int, count: int, confidence: float = 0.95
         clopper_pearson(found, count, confidence) for found in (gained, lost)
     )
     gain, loss = gained / count, lost / count
-    difference, correlation = gain - loss, _correlation(gain, loss)
-    low = difference - _add(gain - low_gain, high_loss - loss, correlation)
-    high = difference + _add(high_gain - gain, loss - low_loss, correlation)
+    # Of two shares of one multinomial; one without spread has none.
+    spread = 0 < gain < 1 and 0 < loss < 1
+    correlation = -math.sqrt(gain * loss / ((1 - gain) * (1 - loss))) if spread else 0.0
+    low = gain - loss - _add(gain - low_gain, high_loss - loss, correlation)
+    high = gain - loss + _add(high_gain - gain, loss - low_loss, correlation)
     if mcnemar(gained, lost) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     return max(low, -1.0), min(high, 1.0)
@@ -218,13 +220,6 @@ def check_alpha(alpha: float) -> None:
 def _check_counts(successes: int, trials: int) -> None:
     if not 0 <= successes <= trials or trials == 0:
         raise InputError(f"successes must lie in 0..trials and trials above 0, got {successes} of {trials}")
-
-
-def _correlation(gain: float, loss: float) -> float:
-    """The correlation of two shares of one multinomial; 0 where one of them has no spread."""
-    if not (0 < gain < 1 and 0 < loss < 1):
-        return 0.0
-    return -math.sqrt(gain * loss / ((1 - gain) * (1 - loss)))
 
 
 def _add(first: float, second: float, correlation: float) -> float:

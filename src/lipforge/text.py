@@ -1,13 +1,13 @@
 """Numbers as a reader wants them: percent with intervals, ratios as powers of two, seconds as durations."""
 
 
-def percent(share: float) -> str:
+def percent(share: float, digits: int = 1) -> str:
     """A share in percent, without the sign.
 
-    >>> percent(0.5625)
-    '56.2'
+    >>> percent(0.5625), percent(0.5625, 2)
+    ('56.2', '56.25')
     """
-    return f"{100 * share:.1f}"
+    return f"{100 * share:.{digits}f}"
 
 
 def points(difference: float) -> str:
@@ -19,13 +19,14 @@ def points(difference: float) -> str:
     return f"{100 * difference:+.1f}".replace("-0.0", "+0.0")
 
 
-def share_text(share: float, interval: tuple[float, float]) -> str:
+def share_text(share: float, interval: tuple[float, float], digits: int = 1) -> str:
     """A share in percent with its interval.
 
     >>> share_text(0.562, (0.531, 0.592))
     '56.2 [53.1, 59.2]'
     """
-    return f"{percent(share)} [{percent(interval[0])}, {percent(interval[1])}]"
+    low, high = (percent(bound, digits) for bound in interval)
+    return f"{percent(share, digits)} [{low}, {high}]"
 
 
 def points_text(difference: float, interval: tuple[float, float]) -> str:

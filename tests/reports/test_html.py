@@ -106,6 +106,16 @@ def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, v
     assert "Provenance" in write_report(tmp_path).read_text()
 
 
+@pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
+@pytest.mark.parametrize("value", [1e308, -1e308, 1e100, -1e100, 5e-324])
+@pytest.mark.parametrize("field", ["robust_accuracy", "clean_accuracy", "seconds", "eps"])
+def test_an_absurd_number_does_not_stop_the_page(tmp_path, field, value):
+    found = robust("base", (52, 16, 1, 0), 64, **{field: value})
+    write_values(tmp_path, "x", "robust", replace(found, stages=()))
+    assert "Provenance" in write_report(tmp_path).read_text()
+    assert bool(build_report(tmp_path).problems) == (abs(value) > 1e100)
+
+
 def test_names_from_the_json_cannot_become_markup(tmp_path):
     run = RunDir.open(tmp_path / "run")
     evil: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 
 from lipforge.errors import InputError
 from lipforge.reports.read import read_run
-from lipforge.reports.sections.accuracy import paired
+from lipforge.reports.sections.evaluations import paired
 from lipforge.runs import RunDir
 from tests.reports.made import compared, robust, write_values
 
@@ -39,6 +39,7 @@ def test_damaged_files_are_named_and_the_others_are_read(tmp_path):
     [
         ("count", "200", "'count' must be a whole number, got '200'"),
         ("seconds", 10**400, "'seconds' must be a number"),
+        ("robust_accuracy", 1e308, "'robust_accuracy' must be a number, got '1e+308'; the largest allowed is 1e+100"),
         ("interval", [0.1], "'interval' must be a list of 2 values"),
         ("stages", [{}], "'stages' 0: 'attack' is missing"),
         ("notes", ["a text of format 1"], "'notes' 0 must be an object"),

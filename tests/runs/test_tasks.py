@@ -44,7 +44,7 @@ def test_a_shard_comes_back_as_it_was_written(task):
     task.write(1, RESULT)
     assert task.read(1) == RESULT
     assert task.read(0) is None
-    assert task.finished() == {1}
+    assert dict(task.news({})).keys() == {1}
 
 
 @pytest.mark.parametrize("reason", DAMAGE)

@@ -1,7 +1,7 @@
 """What a page is made of: sections of text, figures, tables and pictures."""
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from lipforge.reports.charts import Chart
 from lipforge.reports.tables import Table
@@ -15,7 +15,6 @@ class Figure:
     caption: str
     charts: tuple[Chart, ...]
     table: Table | None = None
-    kind: Literal["figure"] = "figure"
 
     @property
     def legend(self) -> tuple[tuple[str, str], ...]:
@@ -29,7 +28,6 @@ class Grid:
 
     table: Table
     note: str = ""
-    kind: Literal["grid"] = "grid"
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Prose:
 
     text: str = ""
     items: tuple[str, ...] = ()
-    kind: Literal["prose"] = "prose"
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,6 @@ class Code:
     title: str
     text: str
     folded: bool = False
-    kind: Literal["code"] = "code"
 
 
 @dataclass(frozen=True)
@@ -57,7 +53,6 @@ class Pictures:
 
     caption: str
     pictures: tuple[GalleryItem, ...]
-    kind: Literal["pictures"] = "pictures"
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,6 @@ class Verdict:
     tone: str
     sentence: str
     details: tuple[str, ...] = ()
-    kind: Literal["verdict"] = "verdict"
 
 
 Block: TypeAlias = Figure | Grid | Prose | Code | Pictures | Verdict

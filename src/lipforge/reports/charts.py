@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, TypeAlias
 
 from markupsafe import Markup, escape
 
@@ -13,18 +13,6 @@ Scale = Callable[[float], float]
 Write = Callable[[float], str]
 Mark = tuple[float, str]
 """A tick: where it is, and its text."""
-
-
-class Chart(Protocol):
-    """Whatever can draw itself; `legend` has the roles it uses, with their names."""
-
-    @property
-    def alt(self) -> str: ...
-
-    @property
-    def legend(self) -> tuple[tuple[str, str], ...]: ...
-
-    def draw(self, width: float) -> Markup: ...
 
 
 @dataclass(frozen=True)
@@ -62,10 +50,14 @@ class Axis:
     floor: float | None = None
     whole: bool = False
 
-    def ticks(self, low: float, high: float) -> list[Mark]:
-        """Where the ticks are between two numbers, with their text."""
-        found = [(v, self.write(v)) for v in ticks(low, high) if not self.whole or v == round(v)]
-        return list(self.marks) or found
+    def domain(self, values: Sequence[float]) -> tuple[float, float]:
+        """The numbers at its two ends, for a chart of these values."""
+        return self.range or (padded(values, floor=self.floor) if values else (0.0, 1.0))
+
+    def ticks(self, domain: tuple[float, float], across: Scale) -> list[Mark]:
+        """Where the ticks are drawn, with their text."""
+        found = [(v, self.write(v)) for v in ticks(*domain) if not self.whole or v == round(v)]
+        return [(across(value), text) for value, text in self.marks or found]
 
 
 def percent_tick(share: float) -> str:
@@ -96,35 +88,31 @@ class Lines:
 
     def draw(self, width: float) -> Markup:
         left, right, top, bottom = 42.0, width - 14, 46.0 if self.title else 28.0, self.height - 42
-        wide = _range(self.x, [p.x for s in self.series for p in s.points])
-        high = _range(self.y, [v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
+        wide = self.x.domain([p.x for s in self.series for p in s.points])
+        high = self.y.domain([v for s in self.series for p in s.points for v in (p.y, *(p.interval or ()))])
         across, up = scale(wide, (left, right)), scale(high, (bottom, top))
-        marks = [(across(value), text) for value, text in self.x.ticks(*wide)]
-        levels = [(up(value), text) for value, text in self.y.ticks(*high)]
-        parts = self._grid(marks, levels, (left, right, top, bottom))
-        if self.level is not None:
-            parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
-        parts += [_path(series, across, up) for series in self.series if series.joined]
-        shift = _shifts(len(self.series), width / max((len(s.points) for s in self.series), default=1))
-        for series, offset in zip(self.series, shift, strict=True):
-            parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points]
-        return canvas(width, self.height, self.alt, parts)
-
-    def _grid(
-        self, marks: Sequence[Mark], levels: Sequence[Mark], box: tuple[float, float, float, float]
-    ) -> list[Markup]:
-        left, right, top, bottom = box
         parts = [tag("text", self.title, x=4.0, y=14.0, class_="panel-title")] if self.title else []
         parts.append(tag("text", self.y.title, x=4.0, y=top - 14, class_="axis-title"))
-        for y, text in levels:
+        for y, text in self.y.ticks(high, up):
             parts.append(tag("line", x1=left, x2=right, y1=y, y2=y, class_="grid"))
             parts.append(tag("text", text, x=left - 6, y=y + 4, class_="tick end"))
-        for place, text in _thin(marks):
+        for place, text in _thin(self.x.ticks(wide, across)):
             parts.append(tag("line", x1=place, x2=place, y1=bottom, y2=bottom + 4, class_="axis"))
             parts.append(tag("text", text, x=place, y=bottom + 17, class_="tick mid"))
         parts.append(tag("line", x1=left, x2=right, y1=bottom, y2=bottom, class_="axis"))
         parts.append(tag("text", self.x.title, x=(left + right) / 2, y=self.height - 5, class_="axis-title mid"))
-        return parts
+        if self.level is not None:
+            parts.append(tag("line", x1=left, x2=right, y1=up(self.level), y2=up(self.level), class_="level"))
+        for series in self.series:
+            path = "L".join(f"{coordinate(across(p.x))} {coordinate(up(p.y))}" for p in series.points)
+            css = f"line stroke-{series.role}" + (" dashed" if series.dashed else "")
+            parts += [tag("path", d=f"M{path}", class_=css)] if series.joined else []
+        # Small steps sideways, so that intervals of several series at one place do not cover each other.
+        step = min(3.0, width / max((len(s.points) for s in self.series), default=1) / 8)
+        for index, series in enumerate(self.series):
+            offset = step * (index - (len(self.series) - 1) / 2)
+            parts += [_dot(series, p, across(p.x) + offset, up) for p in series.points]
+        return canvas(width, self.height, self.alt, parts)
 
 
 @dataclass(frozen=True)
@@ -161,8 +149,7 @@ class Rows:
 
     def draw(self, width: float) -> Markup:
         left, right, y = 8.0, width - (96 if self.glyph == "bar" else 52), 8.0
-        values = [v for row in self.rows for bar in row.bars for v in (bar.start, bar.end)]
-        domain = _range(self.x, values)
+        domain = self.x.domain([v for row in self.rows for bar in row.bars for v in (bar.start, bar.end)])
         across = scale(domain, (left, right))
         body: list[Markup] = []
         for row in self.rows:
@@ -173,7 +160,7 @@ class Rows:
                 y += 17
             y += 9
         grid: list[Markup] = []
-        for place, text in _thin([(across(value), text) for value, text in self.x.ticks(*domain)]):
+        for place, text in _thin(self.x.ticks(domain, across)):
             grid.append(tag("line", x1=place, x2=place, y1=4.0, y2=y, class_="grid"))
             grid.append(tag("text", text, x=place, y=y + 16, class_="tick mid"))
         grid.append(tag("text", self.x.title, x=(left + right) / 2, y=y + 34, class_="axis-title mid"))
@@ -186,13 +173,9 @@ class Rows:
             css = f"bar fill-{bar.role}" + (" faint" if bar.faint else "")
             parts.append(tag("rect", x=first, y=y - 6, width=max(last - first, 1.5), height=12.0, class_=css))
         else:
-            parts += [
-                tag("line", x1=first, x2=last, y1=y, y2=y, class_=f"whisker stroke-{bar.role}"),
-                *(
-                    tag("line", x1=x, x2=x, y1=y - 4, y2=y + 4, class_=f"whisker stroke-{bar.role}")
-                    for x in (first, last)
-                ),
-            ]
+            css = f"whisker stroke-{bar.role}"
+            parts.append(tag("line", x1=first, x2=last, y1=y, y2=y, class_=css))
+            parts += [tag("line", x1=x, x2=x, y1=y - 4, y2=y + 4, class_=css) for x in (first, last)]
         if bar.at is not None:
             parts.append(point(across(bar.at), y, bar.role))
         parts.append(tag("text", bar.text, x=last + 7, y=y + 4, class_="value"))
@@ -200,10 +183,7 @@ class Rows:
         return tag("g", *parts, class_="mark", data_tip=bar.tip)
 
 
-def _range(axis: Axis, values: Sequence[float]) -> tuple[float, float]:
-    if axis.range:
-        return axis.range
-    return padded(values, floor=axis.floor) if values else (0.0, 1.0)
+Chart: TypeAlias = Lines | Rows
 
 
 def _thin(marks: Sequence[Mark]) -> list[Mark]:
@@ -213,18 +193,6 @@ def _thin(marks: Sequence[Mark]) -> list[Mark]:
         if not kept or place - kept[-1][0] >= 3.2 * (len(text) + len(kept[-1][1])) + 8:
             kept.append((place, text))
     return kept
-
-
-def _shifts(count: int, room: float) -> list[float]:
-    """Small sideways steps, so that intervals of several series at one place do not cover each other."""
-    step = min(3.0, room / 8) if count > 1 else 0.0
-    return [step * (index - (count - 1) / 2) for index in range(count)]
-
-
-def _path(series: Series, across: Scale, up: Scale) -> Markup:
-    steps = [f"{coordinate(across(p.x))} {coordinate(up(p.y))}" for p in series.points]
-    css = f"line stroke-{series.role}" + (" dashed" if series.dashed else "")
-    return tag("path", d="M" + "L".join(steps), class_=css)
 
 
 def _dot(series: Series, here: Point, x: float, up: Scale) -> Markup:
@@ -261,19 +229,9 @@ def coordinate(value: float) -> str:
 
 def canvas(width: float, height: float, alt: str, children: Iterable[Markup]) -> Markup:
     """The chart's outer element. It carries the alternative text, and is a tab stop: the arrow keys visit its marks."""
-    return tag(
-        "svg",
-        *children,
-        viewBox=f"0 0 {coordinate(width)} {coordinate(height)}",
-        width=width,
-        height=height,
-        role="img",
-        aria_label=alt,
-        tabindex="0",
-        focusable="true",
-        class_="chart",
-        data_width=coordinate(width),
-    )
+    box = f"0 0 {coordinate(width)} {coordinate(height)}"
+    return tag("svg", *children, viewBox=box, width=width, height=height, role="img", aria_label=alt, tabindex="0",
+               focusable="true", class_="chart", data_width=width)  # fmt: skip
 
 
 def scale(domain: tuple[float, float], places: tuple[float, float]) -> Scale:
@@ -289,7 +247,7 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     >>> ticks(0, 1), ticks(0.31, 0.36, 3)
     ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [0.32, 0.34, 0.36])
     """
-    if not high > low:
+    if not high - low > 1e-300:  # nor where steps would be too small for a float
         return [low]
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))
@@ -298,32 +256,29 @@ def ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def padded(values: Sequence[float], *, share: float = 0.08, floor: float | None = None) -> tuple[float, float]:
+def padded(values: Sequence[float], *, floor: float | None = None) -> tuple[float, float]:
     """A range with some air around `values`; it does not go below `floor` unless they do."""
     low, high = min(values), max(values)
-    air = share * (high - low) or abs(high) * share or 1.0
-    bottom = low - air
-    if floor is not None and low >= floor:
-        bottom = max(bottom, floor)
+    air = 0.08 * (high - low) or 0.08 * abs(high) or 1.0
+    bottom = low - air if floor is None or low < floor else max(low - air, floor)
     return bottom, high + air
 
 
-SHAPES = {"base": "circle", "forged": "square", "third": "triangle", "fourth": "diamond", "fifth": "cross"}
-"""How each role's points look everywhere; its colour has the role's name."""
+CORNERS = {
+    "third": [(0, -1.25), (1.2, 0.95), (-1.2, 0.95)],
+    "fourth": [(0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)],
+    "fifth": [(-1, -0.4), (-0.4, -0.4), (-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4),
+              (0.4, 1), (-0.4, 1), (-0.4, 0.4), (-1, 0.4)],
+}  # fmt: skip
+"""A triangle, a diamond and a cross for the points of these roles; the base has circles, the forged model squares."""
 
 
 def point(x: float, y: float, role: str, size: float = 4.5) -> Markup:
     """A data point in the role's colour and shape, so that colour is never the only difference."""
-    shape, css = SHAPES[role], f"point fill-{role}"
-    if shape == "circle":
+    css = f"point fill-{role}"
+    if role == "base":
         return tag("circle", cx=x, cy=y, r=size, class_=css)
-    if shape == "square":
+    if role == "forged":
         return tag("rect", x=x - size, y=y - size, width=2 * size, height=2 * size, class_=css)
-    outline = {
-        "triangle": [(0, -1.25), (1.2, 0.95), (-1.2, 0.95)],
-        "diamond": [(0, -1.35), (1.35, 0), (0, 1.35), (-1.35, 0)],
-        "cross": [(-1, -0.4), (-0.4, -0.4), (-0.4, -1), (0.4, -1), (0.4, -0.4), (1, -0.4), (1, 0.4), (0.4, 0.4),
-                  (0.4, 1), (-0.4, 1), (-0.4, 0.4), (-1, 0.4)],
-    }[shape]  # fmt: skip
-    corners = " ".join(f"{coordinate(x + dx * size)},{coordinate(y + dy * size)}" for dx, dy in outline)
+    corners = " ".join(f"{coordinate(x + dx * size)},{coordinate(y + dy * size)}" for dx, dy in CORNERS[role])
     return tag("polygon", points=corners, class_=css)

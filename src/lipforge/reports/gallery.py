@@ -3,6 +3,7 @@
 import base64
 import io
 from collections.abc import Sequence
+from itertools import zip_longest
 
 import torch
 from PIL import Image
@@ -33,9 +34,15 @@ def make_gallery(
     `indices` number the images in their data set. All perturbations are magnified alike, so that the largest of any
     pixel reaches black or white.
     """
-    _check(clean, adversarial)
-    truth = _numbers(labels, len(clean), "labels")
-    first, last = _numbers(before, len(clean), "before"), _numbers(after, len(clean), "after")
+    if clean.ndim != 4 or clean.shape != adversarial.shape or clean.shape[1] not in (1, 3):
+        raise InputError(
+            "clean and adversarial must be images of one shape (N, 1 or 3, H, W), "
+            f"got {tuple(clean.shape)} and {tuple(adversarial.shape)}"
+        )
+    truth, first, last = ([int(value) for value in values] for values in (labels, before, after))
+    for name, numbers in (("labels", truth), ("before", first), ("after", last)):
+        if len(numbers) != len(clean):
+            raise InputError(f"{name} must be one per image, got {len(numbers)} for {len(clean)} images")
     chosen = _by_turns(truth, first, last)[:count]
     delta = (adversarial - clean)[chosen].detach().float().cpu()
     largest = float(delta.abs().max())
@@ -66,21 +73,6 @@ def to_png(image: Tensor) -> str:
     return base64.b64encode(out.getvalue()).decode("ascii")
 
 
-def _check(clean: Tensor, adversarial: Tensor) -> None:
-    if clean.ndim != 4 or clean.shape != adversarial.shape or clean.shape[1] not in (1, 3):
-        raise InputError(
-            "clean and adversarial must be images of one shape (N, 1 or 3, H, W), "
-            f"got {tuple(clean.shape)} and {tuple(adversarial.shape)}"
-        )
-
-
-def _numbers(values: Sequence[int] | Tensor, count: int, name: str) -> list[int]:
-    numbers = [int(value) for value in values]
-    if len(numbers) != count:
-        raise InputError(f"{name} must be one per image, got {len(numbers)} for {count} images")
-    return numbers
-
-
 def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[int]:
     """Positions of images that are correct before the attack: one broken, one robust, and so on, each in order."""
     correct = [at for at, label in enumerate(labels) if before[at] == label]
@@ -88,6 +80,4 @@ def _by_turns(labels: list[int], before: list[int], after: list[int]) -> list[in
         raise InputError("no image is classified correctly before the attack, so there is none to show")
     broken = [at for at in correct if after[at] != labels[at]]
     robust = [at for at in correct if after[at] == labels[at]]
-    paired = min(len(broken), len(robust))
-    turns = [at for both in zip(broken, robust, strict=False) for at in both]
-    return turns + broken[paired:] + robust[paired:]
+    return [at for both in zip_longest(broken, robust) for at in both if at is not None]

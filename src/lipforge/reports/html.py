@@ -2,7 +2,9 @@
 
 import base64
 import hashlib
+import re
 import warnings
+from collections import Counter
 from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import count
@@ -16,7 +18,7 @@ from lipforge.errors import InputError
 from lipforge.records import lipforge_version, write_whole
 from lipforge.reports.blocks import Figure, Grid, Section
 from lipforge.reports.charts import point, tag
-from lipforge.reports.read import Run, read_run
+from lipforge.reports.read import read_run
 from lipforge.reports.sections import SECTIONS, about, compare_runs
 from lipforge.reports.tables import SUFFIX, Format, Table
 
@@ -32,7 +34,6 @@ class Page:
     """One run's part of a report."""
 
     name: str
-    anchor: str
     about: str
     sections: tuple[Section, ...]
 
@@ -56,8 +57,14 @@ class Report:
     @property
     def tables(self) -> list[Table]:
         """All tables in the order of the page, each under a name of its own."""
-        blocks = (block for section in self.sections for block in section.blocks)
-        return _renamed([block.table for block in blocks if isinstance(block, Figure | Grid) and block.table])
+        seen: Counter[str] = Counter()
+        tables = []
+        for block in (block for section in self.sections for block in section.blocks):
+            if isinstance(block, Figure | Grid) and (table := block.table):
+                seen[table.name] += 1
+                again = seen[table.name]
+                tables.append(table if again == 1 else replace(table, name=f"{table.name}-{again}"))
+        return tables
 
 
 def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
@@ -78,12 +85,15 @@ def build_report(*runs: str | Path) -> Report:
     if not runs:
         raise InputError("runs must name at least one run directory")
     read = [read_run(path) for path in runs]
-    pages = tuple(_page(run, f"run-{place}") for place, run in enumerate(read, 1))
-    comparison = compare_runs(read) if len(read) > 1 else None
-    problems = tuple((f"{run.name}: " if len(read) > 1 else "") + problem for run in read for problem in run.problems)
-    title = read[0].name if len(read) == 1 else f"{len(read)} runs: {', '.join(run.name for run in read)}"
-    text = pages[0].about if len(read) == 1 else ""
-    return Report(title, text, pages, comparison, problems)
+    pages = tuple(
+        Page(run.name, about(run), tuple(section for build in SECTIONS if (section := build(run)).blocks))
+        for run in read
+    )
+    if len(read) == 1:
+        return Report(read[0].name, pages[0].about, pages, None, tuple(read[0].problems))
+    problems = tuple(f"{run.name}: {problem}" for run in read for problem in run.problems)
+    title = f"{len(read)} runs: {', '.join(run.name for run in read)}"
+    return Report(title, "", pages, compare_runs(read), problems)
 
 
 def render(report: Report) -> str:
@@ -93,50 +103,23 @@ def render(report: Report) -> str:
     numbers = count(1)
     given: dict[int, int] = {}
     environment.filters |= {
-        "data_uri": _data_uri,
-        "swatch": _swatch,
+        "kind": lambda block: type(block).__name__.lower(),
+        "data_uri": lambda table, format: f"data:{MIME[format]};charset=utf-8,{quote(table.write(format))}",
+        "swatch": lambda role: tag("svg", point(7.0, 7.0, role, 4.5), viewBox="0 0 14 14", aria_hidden="true"),
         "bracketed": _bracketed,
         "breakable": _breakable,
         "figure_number": lambda block: given.setdefault(id(block), next(numbers)),
     }
-    return environment.from_string(_asset("report.html.j2")).render(
-        report=report,
-        style=style,
-        script=script,
-        policy=_policy(style, script),
-        formats=SUFFIX,
-        version=lipforge_version(),
-    )
-
-
-def _page(run: Run, anchor: str) -> Page:
-    sections = tuple(section for build in SECTIONS if (section := build(run)) is not None)
-    return Page(run.name, anchor, about(run), sections)
-
-
-def _renamed(tables: list[Table]) -> list[Table]:
-    """Tables of one name get numbers, so that each can be asked for."""
-    seen: dict[str, int] = {}
-    named = []
-    for table in tables:
-        seen[table.name] = seen.get(table.name, 0) + 1
-        named.append(table if seen[table.name] == 1 else replace(table, name=f"{table.name}-{seen[table.name]}"))
-    return named
+    shown = {"report": report, "style": style, "script": script, "policy": _policy(style, script)}
+    template = environment.from_string(_asset("report.html.j2"))
+    return template.render(shown, formats=SUFFIX, version=lipforge_version())
 
 
 def _policy(style: str, script: str) -> str:
     """Allow our own style, our own script and embedded images, and nothing else: the browser then asks no one."""
-    digests = ["'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"
-               for text in (style, script)]  # fmt: skip
-    return f"default-src 'none'; style-src {digests[0]}; script-src {digests[1]}; img-src data:; base-uri 'none'"
-
-
-def _data_uri(table: Table, format: Format) -> str:
-    return f"data:{MIME[format]};charset=utf-8,{quote(table.write(format))}"
-
-
-def _swatch(role: str) -> Markup:
-    return tag("svg", point(7.0, 7.0, role, 4.5), viewBox="0 0 14 14", aria_hidden="true")
+    first, second = (base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script))
+    own = f"style-src 'sha256-{first}'; script-src 'sha256-{second}'"
+    return f"default-src 'none'; {own}; img-src data:; base-uri 'none'"
 
 
 def _bracketed(text: str) -> Markup:
@@ -147,10 +130,7 @@ def _bracketed(text: str) -> Markup:
 
 def _breakable(text: str) -> Markup:
     """Words that may break after the colons and commas of an attack's settings, rather than inside a word."""
-    made = escape(text)
-    for mark in (":", ","):
-        made = made.replace(mark, Markup(mark + "<wbr>"))
-    return made
+    return Markup(re.sub(r"([:,])", r"\1<wbr>", str(escape(text))))
 
 
 def _asset(name: str) -> str:

@@ -1,12 +1,14 @@
 """What a run directory says: a file that cannot be used is named and left out, never a reason to stop."""
 
 import base64
-import binascii
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import cycle
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lipforge.errors import InputError
 from lipforge.records import read_json
@@ -15,16 +17,6 @@ from lipforge.results import RESULTS, Gallery, RobustResult, from_record
 PNG = b"\x89PNG\r\n\x1a\n"
 EXTRA = ("third", "fourth", "fifth")
 T = TypeVar("T")
-
-
-class Labelled(Protocol):
-    """A result of one classifier."""
-
-    @property
-    def label(self) -> str: ...
-
-
-L = TypeVar("L", bound=Labelled)
 
 
 @dataclass(frozen=True)
@@ -36,11 +28,11 @@ class Run:
     """
 
     name: str
-    results: dict[str, Any]
-    kinds: dict[str, str]
-    environment: dict[str, Any]
-    configs: dict[str, dict[str, Any]]
-    problems: tuple[str, ...]
+    results: dict[str, Any] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, Any] = field(default_factory=dict)
+    configs: dict[str, dict[str, Any]] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
 
     def of(self, result: type[T]) -> list[T]:
         """Every result of this class."""
@@ -49,7 +41,15 @@ class Run:
     @property
     def evaluations(self) -> list[RobustResult]:
         """The evaluations under attack, the base's first."""
-        return base_first(self.of(RobustResult))
+        return sorted(self.of(RobustResult), key=base_first)
+
+    @contextmanager
+    def leaving_out(self) -> Iterator[None]:
+        """A file that cannot be used becomes one of the problems."""
+        try:
+            yield
+        except InputError as error:
+            self.problems.append(str(error))
 
 
 def read_run(path: str | Path) -> Run:
@@ -60,33 +60,20 @@ def read_run(path: str | Path) -> Run:
     files = sorted((path / "results").glob("*.json"))
     if not files:
         raise InputError(f"{path} holds no results (no {path / 'results'}/*.json); finish an evaluation in it first")
-    problems: list[str] = []
-    results: dict[str, Any] = {}
-    kinds: dict[str, str] = {}
-    environment: dict[str, Any] = {}
-    configs: dict[str, dict[str, Any]] = {}
+    run = Run(path.resolve().name)
     for file in files:
-        with _left_out(problems):
+        with run.leaving_out():
             values = _object(file)
             if (result := _result(values, f"results/{file.name}")) is not None:
-                results[file.stem] = result
-            kinds[file.stem] = values["kind"]
+                run.results[file.stem] = result
+            run.kinds[file.stem] = values["kind"]
     if (path / "environment.json").exists():
-        with _left_out(problems):
-            environment = _object(path / "environment.json")
+        with run.leaving_out():
+            run.environment.update(_object(path / "environment.json"))
     for file in sorted(path.glob("shards/*/config.json")):
-        with _left_out(problems):
-            configs[file.parent.name] = _object(file)
-    return Run(path.resolve().name, results, kinds, environment, configs, tuple(problems))
-
-
-@contextmanager
-def _left_out(problems: list[str]) -> Iterator[None]:
-    """A file that cannot be used becomes one of the problems."""
-    try:
-        yield
-    except InputError as error:
-        problems.append(str(error))
+        with run.leaving_out():
+            run.configs[file.parent.name] = _object(file)
+    return run
 
 
 def _result(values: dict[str, Any], where: str) -> Any:
@@ -95,21 +82,19 @@ def _result(values: dict[str, Any], where: str) -> Any:
     if isinstance(kind, str) and kind not in RESULTS:
         return None
     result = from_record(values, where)
-    if isinstance(result, Gallery):
-        _check_pictures(result, where)
+    # What is no picture would go into the page as it is.
+    for place, item in enumerate(result.items if isinstance(result, Gallery) else ()):
+        for name in ("clean", "perturbation", "adversarial"):
+            if not _is_png(getattr(item, name)):
+                raise InputError(f"{where}: 'items' {place}: '{name}' must be a PNG in base64")
     return result
 
 
-def _check_pictures(gallery: Gallery, where: str) -> None:
-    """Only PNGs pass: what is no picture would go into the page as it is."""
-    for place, item in enumerate(gallery.items):
-        for name in ("clean", "perturbation", "adversarial"):
-            try:
-                content = base64.b64decode(getattr(item, name), validate=True)
-            except (binascii.Error, ValueError):
-                content = b""
-            if not content.startswith(PNG):
-                raise InputError(f"{where}: 'items' {place}: '{name}' must be a PNG in base64")
+def _is_png(text: str) -> bool:
+    try:
+        return base64.b64decode(text, validate=True).startswith(PNG)
+    except ValueError:
+        return False
 
 
 def _object(file: Path) -> dict[str, Any]:
@@ -129,9 +114,17 @@ def is_base(label: str) -> bool:
     return label.lower() in ("base", "plain", "original", "unforged")
 
 
-def base_first(results: Iterable[L]) -> list[L]:
-    """Results by their labels, the base's first."""
-    return sorted(results, key=lambda result: (not is_base(result.label), result.label))
+def base_first(result: Any) -> tuple[bool, str]:
+    """The key that sorts results by their labels, the base's first."""
+    return not is_base(result.label), result.label
+
+
+def grouped(results: Iterable[T], *fields: str) -> dict[Any, list[T]]:
+    """Results that agree in these fields, together."""
+    groups: dict[Any, list[T]] = defaultdict(list)
+    for result in results:
+        groups[attrgetter(*fields)(result)].append(result)
+    return groups
 
 
 def roles(labels: Iterable[str]) -> dict[str, str]:
@@ -145,7 +138,5 @@ def roles(labels: Iterable[str]) -> dict[str, str]:
     forged = next((label for label in labels if label.lower().startswith(("forged", "candidate"))), None)
     if base is None and forged is None and labels:
         base = labels[0]
-    named = {base: "base", forged: "forged"}
-    others = [label for label in labels if label not in named]
-    rest = {label: EXTRA[place % len(EXTRA)] for place, label in enumerate(others)}
-    return {label: named.get(label) or rest[label] for label in labels}
+    named, others = {base: "base", forged: "forged"}, cycle(EXTRA)
+    return {label: named.get(label) or next(others) for label in labels}

@@ -4,7 +4,7 @@ import csv
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 from lipforge.errors import InputError
 from lipforge.text import duration, number, percent, points, points_text, share_text
@@ -36,6 +36,24 @@ class Column:
         """Whether its cells are words, which are set flush left."""
         return self.kind in ("text", "code")
 
+    @property
+    def has_interval(self) -> bool:
+        return self.kind in ("share", "points")
+
+    @property
+    def heading(self) -> str:
+        return f"{self.name} %" if self.kind == "share" else self.name
+
+
+def columns(*specs: str) -> tuple[Column, ...]:
+    """Columns from their names, each with its kind after a colon unless it is text.
+
+    >>> columns("attack", "n:count")
+    (Column(name='attack', kind='text'), Column(name='n', kind='count'))
+    """
+    parts = (spec.partition(":") for spec in specs)
+    return tuple(Column(name, cast(Kind, kind or "text")) for name, _, kind in parts)
+
 
 @dataclass(frozen=True)
 class Table:
@@ -51,9 +69,10 @@ class Table:
             if len(row) != len(self.columns):
                 raise InputError(f"table '{self.name}' has {len(self.columns)} columns, got a row of {len(row)}: {row}")
 
-    def texts(self) -> list[list[str]]:
-        """The cells as a page shows them: percent, intervals in brackets, nothing for None."""
-        return [[shown(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+    def texts(self, *, heading: bool = False) -> list[list[str]]:
+        """The cells as a page shows them: percent, intervals in brackets, nothing for None; the heading if asked."""
+        rows = [[shown(column, cell) for column, cell in zip(self.columns, row, strict=True)] for row in self.rows]
+        return [[column.heading for column in self.columns], *rows] if heading else rows
 
     def write(self, format: Format) -> str:
         """The whole table in one of the formats."""
@@ -83,20 +102,15 @@ def to_csv(table: Table) -> str:
     """Numbers as they were measured: shares as fractions, their bounds in columns of their own, times in seconds."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([name for column in table.columns for name in _csv_names(column)])
+    bounds = {True: ("", " low", " high"), False: ("",)}
+    writer.writerow([column.name + bound for column in table.columns for bound in bounds[column.has_interval]])
     for row in table.rows:
         writer.writerow([v for column, cell in zip(table.columns, row, strict=True) for v in _csv_cells(column, cell)])
     return out.getvalue()
 
 
-def _csv_names(column: Column) -> list[str]:
-    if column.kind in ("share", "points"):
-        return [column.name, f"{column.name} low", f"{column.name} high"]
-    return [column.name]
-
-
 def _csv_cells(column: Column, cell: Cell) -> list[Any]:
-    if column.kind in ("share", "points"):
+    if column.has_interval:
         value, interval = cell if isinstance(cell, Share) else (cell, None)
         return ["" if value is None else value, *(interval or ("", ""))]
     # A spreadsheet would run a name such as "=HYPERLINK(...)" as a formula; the apostrophe makes it text.
@@ -115,8 +129,8 @@ def to_latex(table: Table) -> str:
     """A booktabs table; it needs \\usepackage{booktabs}."""
     align = "".join("l" if column.is_text else "r" for column in table.columns)
     lines = [r"\begin{table}", rf"\caption{{{_latex(table.title)}}}", r"\centering", rf"\begin{{tabular}}{{{align}}}"]
-    lines += [r"\toprule", _latex_row([_heading(column) for column in table.columns]), r"\midrule"]
-    lines += [_latex_row(row) for row in table.texts()]
+    heading, *rows = (" & ".join(map(_latex, cells)) + r" \\" for cells in table.texts(heading=True))
+    lines += [r"\toprule", heading, r"\midrule", *rows]
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}", ""])
 
 
@@ -124,29 +138,17 @@ def _latex(text: str) -> str:
     return "".join(LATEX.get(character, character) for character in text)
 
 
-def _latex_row(cells: list[str]) -> str:
-    return " & ".join(_latex(cell) for cell in cells) + r" \\"
-
-
 def to_markdown(table: Table) -> str:
     """A pipe table under its title."""
-    lines = [f"**{_markdown(table.title)}**", "", _markdown_row([_heading(column) for column in table.columns])]
-    lines.append("|" + "|".join("---" if column.is_text else "---:" for column in table.columns) + "|")
-    return "\n".join([*lines, *(_markdown_row(row) for row in table.texts()), ""])
+    heading, *rows = ("| " + " | ".join(map(_markdown, cells)) + " |" for cells in table.texts(heading=True))
+    line = "|" + "|".join("---" if column.is_text else "---:" for column in table.columns) + "|"
+    return "\n".join([f"**{_markdown(table.title)}**", "", heading, line, *rows, ""])
 
 
 def _markdown(text: str) -> str:
     for character in "\\|*`<>_":
         text = text.replace(character, "\\" + character)
     return " ".join(text.replace("](", "]\\(").split())
-
-
-def _markdown_row(cells: list[str]) -> str:
-    return "| " + " | ".join(_markdown(cell) for cell in cells) + " |"
-
-
-def _heading(column: Column) -> str:
-    return f"{column.name} %" if column.kind == "share" else column.name
 
 
 WRITERS: dict[Format, Callable[[Table], str]] = {"csv": to_csv, "latex": to_latex, "markdown": to_markdown}

@@ -38,22 +38,9 @@ OLDER = (
 
 RESULTS: dict[str, type[Any]] = {
     result.kind: result
-    for result in (
-        Analysis,
-        AuditReport,
-        CertifyCost,
-        CertifyResult,
-        CleanResult,
-        Comparison,
-        DemoResult,
-        Estimate,
-        Gallery,
-        RobustResult,
-        SearchResult,
-        SweepResult,
-        TransferResult,
-    )
-}
+    for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, DemoResult, Estimate,
+                   Gallery, RobustResult, SearchResult, SweepResult, TransferResult)
+}  # fmt: skip
 
 
 def record(result: Any) -> dict[str, Any]:

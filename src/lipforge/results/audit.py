@@ -124,6 +124,17 @@ class AuditReport:
         """Name and evidence of every check that failed."""
         return tuple(f"{check.name}: no; {check.evidence}" for check in self.checks if check.passed is False)
 
+    @property
+    def early_stopped_text(self) -> str:
+        """How many robust images every gradient attack stopped early; nothing if there are none."""
+        if not self.base_early_stopped and not self.candidate_early_stopped:
+            return ""
+        base, candidate = self.base_outcome.count(ROBUST), self.candidate_outcome.count(ROBUST)
+        return (
+            "robust images that every gradient attack stopped early: "
+            f"base {self.base_early_stopped} of {base}, candidate {self.candidate_early_stopped} of {candidate}"
+        )
+
     def __str__(self) -> str:
         """The sentence, failed checks, the attacks, the effort, all checks, the notes."""
         sides = f"{'base':>10} {'candidate':>10}"
@@ -139,13 +150,7 @@ class AuditReport:
             f"gradients per image that is robust at the end: base {self.base_effort.per_robust_image:.0f}, "
             f"candidate {self.candidate_effort.per_robust_image:.0f}"
         )
-        if self.base_early_stopped or self.candidate_early_stopped:
-            lines.append(
-                "robust images that every gradient attack stopped early: "
-                f"base {self.base_early_stopped} of {self.base_outcome.count(ROBUST)}, "
-                f"candidate {self.candidate_early_stopped} of {self.candidate_outcome.count(ROBUST)}"
-            )
-        lines.append("")
+        lines += [self.early_stopped_text, ""] if self.early_stopped_text else [""]
         marks = {True: "pass", False: "FAIL", None: "-"}
         lines += [f"{marks[check.passed]:<4}  {check.name}: {check.evidence}" for check in self.checks]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])

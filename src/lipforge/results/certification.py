@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lipforge.statistics import clopper_pearson
-from lipforge.text import duration
+from lipforge.text import duration, share_text
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class CertifyResult:
     def __str__(self) -> str:
         lines = [f"{self.label}: sigma {self.sigma:g}, n {self.n}, alpha {self.alpha:g}, {self.abstained} abstained"]
         for here in self.curve:
-            low, high = (100 * bound for bound in here.interval)
-            share = f"{100 * here.accuracy:.2f} [{low:.2f}, {high:.2f}]"
+            share = share_text(here.accuracy, here.interval, 2)
             lines.append(f"  l2 {here.radius:.2f}  {share} {here.certified} of {self.count}")
         return "\n".join(lines)
 

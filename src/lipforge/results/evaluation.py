@@ -39,8 +39,8 @@ def merge_notes(notes: Iterable[Note], total: int) -> tuple[Note, ...]:
     """
     counts: dict[tuple[str, str], int | None] = {}
     for note in notes:
-        key, before = (note.kind, note.text), counts.get((note.kind, note.text))
-        counts[key] = None if note.count is None else note.count + (before or 0)
+        key = note.kind, note.text
+        counts[key] = None if note.count is None else note.count + (counts.get(key) or 0)
     return tuple(
         Note(kind, text, count, None if count is None else total)
         for (kind, text), count in counts.items()
@@ -98,8 +98,7 @@ class CleanResult:
     interval: tuple[float, float]
 
     def __str__(self) -> str:
-        low, high = (100 * bound for bound in self.interval)
-        return f"{100 * self.accuracy:.2f} [{low:.2f}, {high:.2f}], n = {self.count}"
+        return f"{share_text(self.accuracy, self.interval, 2)}, n = {self.count}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +137,6 @@ class RobustResult:
 
     @property
     def robust(self) -> list[bool]:
-        """Whether each image is robust."""
         return [word == ROBUST for word in self.outcome]
 
     def __str__(self) -> str:
@@ -173,7 +171,6 @@ class SweepRow:
 
     @property
     def robust(self) -> list[bool]:
-        """Whether each image is robust."""
         return [word == ROBUST for word in self.outcome]
 
 
@@ -246,7 +243,6 @@ class TransferResult:
 
     @property
     def robust(self) -> list[bool]:
-        """Whether each image is robust on the target."""
         return [word == ROBUST for word in self.outcome]
 
     def __str__(self) -> str:

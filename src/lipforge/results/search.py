@@ -49,12 +49,10 @@ class RatioScore:
 
     @property
     def robust(self) -> list[bool]:
-        """Whether each of the first `count` images is robust."""
         return [word == ROBUST for word in self.outcome]
 
     @property
     def robust_count(self) -> int:
-        """How many images are robust."""
         return self.outcome.count(ROBUST)
 
     @property

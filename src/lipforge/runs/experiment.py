@@ -116,7 +116,7 @@ class Experiment:
             **config,
         }
         count = len(self.data if positions is None else positions)
-        return open_task(self.run, name, identity, count, shard_size or self.shard_size, complete=complete)
+        return open_task(self.run, name, identity, count, shard_size or self.shard_size, complete)
 
     def work(
         self,

@@ -48,7 +48,8 @@ def model_identity(classifier: Classifier) -> dict[str, Any]:
         kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
         return {"function": f"{getattr(classifier, '__module__', '')}.{kind}"}
     digest = hashlib.sha256()
-    for name, tensor in _tensors(classifier):
+    tensors = [*classifier.named_parameters(), *classifier.named_buffers()]
+    for name, tensor in sorted(tensors, key=lambda named: named[0]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor_bytes(tensor))
     return {
@@ -94,10 +95,6 @@ def slug(text: str) -> str:
     if len(plain) <= 60 and re.fullmatch(r"[A-Za-z0-9._=+:, -]+", text):
         return plain
     return f"{plain[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-
-
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    yield from sorted([*module.named_parameters(), *module.named_buffers()], key=lambda named: named[0])
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:

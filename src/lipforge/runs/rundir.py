@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -52,9 +51,7 @@ class RunDir:
     def __enter__(self) -> "RunDir":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Nothing is held open: every file is written whole at once."""
 
     def task(
@@ -73,8 +70,7 @@ class RunDir:
         there = _read(path)
         if isinstance(there, dict) and there.get("format") != FORMAT:
             raise RunError(f"{folder} {OLDER.format(found=there.get('format', 1), format=FORMAT)}")
-        differences = _differences(there, identity)
-        if differences:
+        if differences := _differences(there, identity):
             raise RunError(
                 f"{folder} holds other work under the same name: {'; '.join(differences)}. "
                 "Ask for the same again, or use another run directory"
@@ -119,13 +115,7 @@ class RunDir:
 
 
 def open_task(
-    run: RunDir | None,
-    name: str,
-    config: Mapping[str, Any],
-    count: int,
-    size: int,
-    *,
-    complete: Complete | None = None,
+    run: RunDir | None, name: str, config: Mapping[str, Any], count: int, size: int, complete: Complete | None = None
 ) -> Task:
     """A task of `run`, or without a run one that lives in memory."""
     if run is not None:
@@ -174,14 +164,8 @@ def _environments(path: Path) -> list[Any]:
 def _differences(there: Any, asked: Any, where: str = "") -> list[str]:
     """What differs between two JSON values, one line per leaf; of digests, which nobody can read, only where."""
     if isinstance(there, dict) and isinstance(asked, dict):
-        keys = [*there, *(key for key in asked if key not in there)]
-        return [
-            line
-            for key in keys
-            for line in _differences(
-                there.get(key), asked.get(key), key if where in ("", "config") else f"{where}.{key}"
-            )
-        ]
+        path = "" if where in ("", "config") else f"{where}."
+        return [line for key in there | asked for line in _differences(there.get(key), asked.get(key), path + key)]
     if isinstance(there, list) and isinstance(asked, list) and len(there) == len(asked):
         pairs = zip(there, asked, strict=True)
         return [line for place, pair in enumerate(pairs) for line in _differences(*pair, f"{where}[{place}]")]

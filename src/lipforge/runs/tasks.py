@@ -41,11 +41,6 @@ class Task:
     complete: Complete | None = None
 
     @property
-    def ranges(self) -> list[range]:
-        """The positions of each shard's images."""
-        return [self.images(index) for index in range(self.shards)]
-
-    @property
     def shards(self) -> int:
         """How many shards there are."""
         return -(-self.count // self.size)
@@ -59,11 +54,13 @@ class Task:
         assert self.folder is not None
         return self.folder / f"{index:04d}{suffix}"
 
-    def finished(self) -> set[int]:
-        """The shards that have a file, sound or not."""
+    def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """The finished shards that are not known yet."""
         assert self.folder is not None
-        names = (path.name for path in self.folder.glob("*.json"))
-        return {int(name.removesuffix(".json")) for name in names if name.removesuffix(".json").isdecimal()}
+        found = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
+        for index in sorted(found - known.keys()):
+            if index < self.shards and (shard := self.read(index)) is not None:
+                yield index, shard
 
     def read(self, index: int) -> dict[str, Any] | None:
         """A finished shard's result; None if there is none, it is damaged, or something that belongs to it is gone."""

@@ -39,7 +39,7 @@ def work(
     Under torchrun the ranks share the shards; join them first with `lipforge.ranks.process_group`.
     """
     with _store() as store:
-        shelf = _Memory(task, store) if task.folder is None else _Folder(task)
+        shelf = _Memory(task, store) if task.folder is None else task
         done: dict[int, dict[str, Any]] = {}
 
         def look() -> int:
@@ -64,33 +64,16 @@ def work(
         return [done[index] for index in range(task.shards)]
 
 
-def _compute(shelf: "_Memory | _Folder", task: Task, index: int, compute: Compute) -> bool:
+def _compute(shelf: "_Memory | Task", task: Task, index: int, compute: Compute) -> bool:
     """Compute a shard unless someone else has done so or is at it; false if someone else is at it."""
     with shelf.claim(index) as mine:
-        if mine and not shelf.has(index):
-            shelf.put(index, to_builtins(dict(compute(task.images(index)))))
+        if mine and shelf.read(index) is None:
+            shelf.write(index, to_builtins(dict(compute(task.images(index)))))
         return mine
 
 
-class _Folder:
-    """Shards on disk."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.claim = task.claim
-        self.put = task.write
-
-    def has(self, index: int) -> bool:
-        return self.task.read(index) is not None
-
-    def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-        for index in sorted(self.task.finished() - known.keys()):
-            if index < self.task.shards and (shard := self.task.read(index)) is not None:
-                yield index, shard
-
-
 class _Memory:
-    """Shards in this process's memory; other ranks see them through the store."""
+    """Shards in this process's memory, used like a task on disk; other ranks see them through the store."""
 
     def __init__(self, task: Task, store: Store | None) -> None:
         self.store, self.own = store, dict[int, dict[str, Any]]()
@@ -100,10 +83,10 @@ class _Memory:
     def claim(self, index: int) -> Iterator[bool]:
         yield self.store is None or self.store.add(f"claim/{index}", 1) == 1
 
-    def has(self, index: int) -> bool:
-        return index in self.own
+    def read(self, index: int) -> dict[str, Any] | None:
+        return self.own.get(index)
 
-    def put(self, index: int, result: dict[str, Any]) -> None:
+    def write(self, index: int, result: Mapping[str, Any]) -> None:
         # Through JSON, so that a run in memory gives exactly what a run on disk gives.
         text = json.dumps(result, allow_nan=False)
         self.own[index] = json.loads(text)

@@ -1,25 +1,15 @@
-"""The sections of a report, in the order of the page; each is None for a run without its data."""
+"""The sections of a report, in the order of the page; one without blocks, for want of data, is left out."""
 
 from collections.abc import Callable
 
 from lipforge.reports.blocks import Section
 from lipforge.reports.read import Run
-from lipforge.reports.sections.accuracy import accuracy, cost, waterfall
 from lipforge.reports.sections.audit import evidence, verdict
 from lipforge.reports.sections.curves import certified, sweeps, tradeoff
+from lipforge.reports.sections.evaluations import accuracy, cost, waterfall
 from lipforge.reports.sections.model import layers, pictures
 from lipforge.reports.sections.overview import about, compare_runs, provenance
 
-SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
-    verdict,
-    accuracy,
-    tradeoff,
-    sweeps,
-    waterfall,
-    evidence,
-    layers,
-    certified,
-    pictures,
-    cost,
-    provenance,
-)
+SECTIONS: tuple[Callable[[Run], Section], ...] = (
+    verdict, accuracy, tradeoff, sweeps, waterfall, evidence, layers, certified, pictures, cost, provenance,
+)  # fmt: skip

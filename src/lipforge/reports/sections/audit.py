@@ -3,27 +3,25 @@
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section, Verdict
 from lipforge.reports.charts import Bar, Row, Rows, percent_axis
 from lipforge.reports.read import Run, is_base
-from lipforge.reports.sections.accuracy import comparison_cells
-from lipforge.reports.tables import Column, Share, Table
-from lipforge.results import ROBUST, VERDICTS, AuditReport
+from lipforge.reports.sections.evaluations import PAIRED, comparison_cells
+from lipforge.reports.tables import Share, Table, columns
+from lipforge.results import VERDICTS, AuditReport
 from lipforge.text import duration, percent
 
 PASSED = {True: "passed", False: "FAILED", None: "does not apply"}
 
 
-def verdict(run: Run) -> Section | None:
+def verdict(run: Run) -> Section:
     """What the audit says; without one, that nobody has asked yet."""
     audits = run.of(AuditReport)
-    if audits:
-        title = "Verdict" if len(audits) == 1 else "Verdicts"
-        return Section("verdict", title, "", tuple(_verdict(audit, alone=len(audits) == 1) for audit in audits))
-    if {is_base(result.label) for result in run.evaluations} == {True, False}:
+    blocks = tuple(_verdict(audit, alone=len(audits) == 1) for audit in audits)
+    if not audits and {is_base(result.label) for result in run.evaluations} == {True, False}:
         text = (
             "This run holds no audit. Whether a difference between base and forged below is real is open: "
             "masks can hide gradients from the attacks that were run."
         )
-        return Section("verdict", "Verdict", "", (Verdict("Not audited", "?", "doubt", text),))
-    return None
+        blocks = (Verdict("Not audited", "?", "doubt", text),)
+    return Section("verdict", "Verdicts" if len(audits) > 1 else "Verdict", "", blocks)
 
 
 def _verdict(audit: AuditReport, *, alone: bool) -> Verdict:
@@ -33,28 +31,24 @@ def _verdict(audit: AuditReport, *, alone: bool) -> Verdict:
         sentence = f"The difference is {sentence}"
     details = [f"{audit.model or 'the model'}, {audit.threat}, {audit.data}, n = {audit.count:,}, seed {audit.seed}"]
     details += [f"Failed check: {check}" for check in audit.failed_checks]
-    if audit.base_early_stopped or audit.candidate_early_stopped:
-        details.append(
-            "Robust images that every gradient attack stopped early: "
-            f"base {audit.base_early_stopped} of {audit.base_outcome.count(ROBUST)}, "
-            f"candidate {audit.candidate_early_stopped} of {audit.candidate_outcome.count(ROBUST)}"
-        )
+    if audit.early_stopped_text:
+        details.append(audit.early_stopped_text.capitalize())
     word = form.title if alone else f"{form.title}, {audit.threat}"
     return Verdict(word, form.sign, form.tone, sentence[:1].upper() + sentence[1:], tuple(details))
 
 
-def evidence(run: Run) -> Section | None:
+def evidence(run: Run) -> Section:
     """The attacks and checks that the verdict rests on."""
     blocks: list[Block] = []
     for audit in run.of(AuditReport):
-        blocks += [_figure(audit), Grid(_paired(audit)), Grid(_checks(audit)), Grid(_efforts(audit))]
+        blocks += [_figure(audit), *map(Grid, _tables(audit))]
         if audit.notes:
             blocks.append(Prose("Notes (reasons not to trust these numbers):", tuple(map(str, audit.notes))))
     lead = (
         "Both sides face the same attacks with the same random starts. Each row counts the images that are robust "
         "after that attack and all above it, so the last row is the union of all attacks, which decides the verdict."
     )
-    return Section("audit", "Evidence for the verdict", lead, tuple(blocks)) if blocks else None
+    return Section("audit", "Evidence for the verdict", lead, tuple(blocks))
 
 
 def _figure(audit: AuditReport) -> Figure:
@@ -76,37 +70,29 @@ def _figure(audit: AuditReport) -> Figure:
         rows=tuple(rows),
         legend=(("base", "base"), ("forged", "candidate")),
     )
-    columns = (Column("robust after"), Column("base", "share"), Column("candidate", "share"),
-               Column("difference (points)", "points"), Column("gradients, base", "count"),
-               Column("gradients, candidate", "count"))  # fmt: skip
+    heading = columns("robust after", "base:share", "candidate:share", "difference (points):points",
+                      "gradients, base:count", "gradients, candidate:count")  # fmt: skip
     caption = f"Images that are robust after each attack and all above it, {audit.threat}, n = {audit.count:,}"
-    return Figure(f"{caption}.", (chart,), Table("audit-attacks", caption, columns, tuple(cells)))
+    return Figure(f"{caption}.", (chart,), Table("audit-attacks", caption, heading, tuple(cells)))
 
 
-def _paired(audit: AuditReport) -> Table:
-    columns = (Column("attack"), Column("n", "count"), Column("base", "share"), Column("candidate", "share"),
-               Column("difference (points)", "points"), Column("gained", "count"), Column("lost", "count"),
-               Column("p", "number"))  # fmt: skip
-    rows = (
+def _tables(audit: AuditReport) -> tuple[Table, Table, Table]:
+    """The paired comparisons, the checklist, and the effort on each side."""
+    paired = (
         ("none: clean images", *comparison_cells(audit.clean)),
         (f"non-adaptive: {audit.non_adaptive_attack}", *comparison_cells(audit.non_adaptive)),
         ("union of all attacks", *comparison_cells(audit.union)),
     )
-    return Table("audit-paired", "Paired comparison, image by image", columns, rows)
-
-
-def _checks(audit: AuditReport) -> Table:
-    rows = tuple((check.name, PASSED[check.passed], check.evidence) for check in audit.checks)
-    return Table("audit-checks", "Checklist against masked gradients",
-                 (Column("check"), Column("outcome"), Column("evidence")), rows)  # fmt: skip
-
-
-def _efforts(audit: AuditReport) -> Table:
-    columns = (Column("side"), Column("forward passes", "count"), Column("gradients", "count"),
-               Column("gradients per robust image", "number"))  # fmt: skip
-    rows = tuple(
+    checks = tuple((check.name, PASSED[check.passed], check.evidence) for check in audit.checks)
+    efforts = tuple(
         (side, effort.forwards, effort.backwards, effort.per_robust_image)
         for side, effort in (("base", audit.base_effort), ("candidate", audit.candidate_effort))
     )
-    title = f"What the audit spent on each side, in {duration(audit.seconds)} of device time"
-    return Table("audit-effort", title, columns, rows)
+    spent = f"What the audit spent on each side, in {duration(audit.seconds)} of device time"
+    effort_columns = columns("side", "forward passes:count", "gradients:count", "gradients per robust image:number")
+    checklist = "Checklist against masked gradients"
+    return (
+        Table("audit-paired", "Paired comparison, image by image", (*columns("attack"), *PAIRED), paired),
+        Table("audit-checks", checklist, columns("check", "outcome", "evidence"), checks),
+        Table("audit-effort", spent, effort_columns, efforts),
+    )

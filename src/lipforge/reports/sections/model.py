@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from lipforge.reports.blocks import Block, Figure, Pictures, Prose, Section
 from lipforge.reports.charts import Axis, Lines, Point, Series, percent_tick
 from lipforge.reports.read import Run
-from lipforge.reports.tables import Column, Share, Table
+from lipforge.reports.tables import Share, Table, columns
 from lipforge.results import Analysis, Gallery, LayerReport
 from lipforge.text import eps_text, number, percent
 
@@ -29,7 +29,7 @@ PANELS: tuple[Panel, ...] = (
 )  # fmt: skip
 
 
-def layers(run: Run) -> Section | None:
+def layers(run: Run) -> Section:
     """A panel per figure, each over the sites in the order of the model."""
     blocks: list[Block] = []
     for analysis in run.of(Analysis):
@@ -41,7 +41,7 @@ def layers(run: Run) -> Section | None:
         "Sites from the image to the logits. Suppressed activations are those that the mask changes; many are 0 "
         "already. A spectral ratio of 1 means that the masked layer is as steep as the layer itself."
     )
-    return Section("layers", "Inside the model", lead, tuple(blocks)) if blocks else None
+    return Section("layers", "Inside the model", lead, tuple(blocks))
 
 
 def _value(site: LayerReport, path: str) -> float | None:
@@ -81,24 +81,20 @@ def _panel(panel: Panel, sites: Sequence[LayerReport]) -> Lines | None:
 
 
 def _table(sites: Sequence[LayerReport]) -> Table:
-    columns = (Column("site"), Column("layer"), Column("bound", "number"), Column("threshold", "number"),
-               Column("zero, clean", "share"), Column("suppressed, clean", "share"),
-               Column("suppressed, adversarial", "share"), Column("largest singular value", "number"),
-               Column("ratio plain", "number"), Column("ratio forged", "number"),
-               Column("ratio forged, worst", "number"),
-               Column("gain plain", "number"), Column("gain forged", "number"))  # fmt: skip
-    paths = ("sigma", "ratio_active.mean", "ratio_forged.mean", "ratio_forged.worst", "gain_plain.mean",
-             "gain_forged.mean")  # fmt: skip
+    shares = {"zero, clean": "zero_clean", "suppressed, clean": "suppressed_clean",
+              "suppressed, adversarial": "suppressed_adversarial"}  # fmt: skip
+    numbers = {"largest singular value": "sigma", "ratio plain": "ratio_active.mean",
+               "ratio forged": "ratio_forged.mean", "ratio forged, worst": "ratio_forged.worst",
+               "gain plain": "gain_plain.mean", "gain forged": "gain_forged.mean"}  # fmt: skip
+    heading = columns("site", "layer", "bound:number", "threshold:number", *(f"{name}:share" for name in shares),
+                      *(f"{name}:number" for name in numbers))  # fmt: skip
     rows = tuple(
-        (
-            site.name, site.layer, site.bound, site.threshold,
-            *(None if share is None else Share(share)
-              for share in (site.zero_clean, site.suppressed_clean, site.suppressed_adversarial)),
-            *(_value(site, path) for path in paths),
-        )
+        (site.name, site.layer, site.bound, site.threshold,
+         *(None if (share := _value(site, path)) is None else Share(share) for path in shares.values()),
+         *(_value(site, path) for path in numbers.values()))
         for site in sites
     )  # fmt: skip
-    return Table("sites", "Sites in the order of the model", columns, rows)
+    return Table("sites", "Sites in the order of the model", heading, rows)
 
 
 def _network(analysis: Analysis) -> list[Block]:
@@ -122,7 +118,7 @@ def _network(analysis: Analysis) -> list[Block]:
     return [Prose("The whole network, from image to logits in l2:", tuple(lines))] if lines else []
 
 
-def pictures(run: Run) -> Section | None:
+def pictures(run: Run) -> Section:
     """Images, their perturbations, and the predictions before and after."""
     galleries = tuple(
         Pictures(
@@ -133,4 +129,4 @@ def pictures(run: Run) -> Section | None:
         for gallery in run.of(Gallery)
     )
     lead = "Each row: the image, its perturbation around grey, the perturbed image; below, the predicted classes."
-    return Section("gallery", "Images", lead, galleries) if galleries else None
+    return Section("gallery", "Images", lead, galleries)

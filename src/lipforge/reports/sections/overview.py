@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from lipforge.reports.blocks import Block, Code, Figure, Grid, Prose, Section
-from lipforge.reports.charts import Bar, Row, Rows, percent_axis
-from lipforge.reports.read import Run, base_first, is_base, roles
-from lipforge.reports.tables import Cell, Column, Share, Table
+from lipforge.reports.charts import Row, Rows, percent_axis
+from lipforge.reports.read import Run, base_first, grouped, is_base, roles
+from lipforge.reports.sections.evaluations import dot
+from lipforge.reports.tables import Cell, Column, Share, Table, columns
 from lipforge.results import AuditReport, CertifyResult, DemoResult, RobustResult
-from lipforge.text import percent
 
 
 def about(run: Run) -> str:
@@ -22,13 +22,8 @@ def about(run: Run) -> str:
 
 def compare_runs(runs: Sequence[Run]) -> Section:
     """Verdicts and accuracies of several runs in one table each."""
-    blocks: list[Block] = []
-    if verdicts := _verdicts(runs):
-        blocks.append(Grid(verdicts))
-    if any(run.evaluations for run in runs):
-        blocks += [_figure(runs), Grid(_accuracies(runs))]
-    if certificates := _certificates(runs):
-        blocks.append(Grid(certificates))
+    verdicts, accuracies, certificates = ([Grid(table)] if table.rows else [] for table in _tables(runs))
+    blocks: list[Block] = [*verdicts, *([_figure(runs)] if accuracies else []), *accuracies, *certificates]
     lead = (
         "Runs may differ in model, data, attack and number of images; only rows that agree in these can be compared, "
         "and only images of one run are paired."
@@ -42,74 +37,59 @@ def _figure(runs: Sequence[Run]) -> Figure:
     for run in runs:
         found = run.evaluations
         colours = roles(result.label for result in found)
-        for attack, threat in dict.fromkeys((r.attack, r.threat) for r in found):
-            same = [r for r in found if (r.attack, r.threat) == (attack, threat)]
-            bars = tuple(
-                Bar(colours[r.label], *r.interval,
-                    f"{run.name}, {r.label}: {percent(r.robust_accuracy)} %, n = {r.count:,}",
-                    percent(r.robust_accuracy), at=r.robust_accuracy)
-                for r in same
-            )  # fmt: skip
+        for (attack, threat), same in grouped(found, "attack", "threat").items():
+            bars = tuple(dot(f"{run.name}, {r.label}", colours[r.label], r) for r in same)
             used |= {colours[r.label]: r.label for r in same}
             rows.append(Row(f"{run.name}: {attack}, {threat}", bars))
     said = "; ".join(bar.tip for row in rows for bar in row.bars)
-    chart = Rows(f"Robust accuracy of the runs. {said}.", percent_axis("robust accuracy, %"), tuple(rows),
-                 tuple(used.items()), "interval")  # fmt: skip
+    x, legend = percent_axis("robust accuracy, %"), tuple(used.items())
+    chart = Rows(f"Robust accuracy of the runs. {said}.", x, tuple(rows), legend, "interval")
     return Figure("Robust accuracy of every run, with 95 % intervals.", (chart,))
 
 
-def _verdicts(runs: Sequence[Run]) -> Table | None:
-    rows: list[tuple[Cell, ...]] = [
+def _tables(runs: Sequence[Run]) -> tuple[Table, Table, Table]:
+    """Verdicts, accuracies, and certified accuracies."""
+    verdicts: list[tuple[Cell, ...]] = [
         (run.name, audit.verdict, audit.model, audit.threat, audit.count,
          Share(audit.union.difference, audit.union.interval))
         for run in runs
         for audit in run.of(AuditReport)
     ]  # fmt: skip
-    columns = (Column("run"), Column("verdict"), Column("model"), Column("threat"), Column("n", "count"),
-               Column("difference, all attacks (points)", "points"))  # fmt: skip
-    return Table("verdicts", "Verdicts", columns, tuple(rows)) if rows else None
-
-
-def _accuracies(runs: Sequence[Run]) -> Table:
-    rows: list[tuple[Cell, ...]] = [
+    accuracies: list[tuple[Cell, ...]] = [
         (run.name, r.label, r.model, r.attack, r.threat, r.count, Share(r.clean_accuracy, r.clean_interval),
          Share(r.robust_accuracy, r.interval))
         for run in runs
         for r in run.evaluations
     ]  # fmt: skip
-    columns = (Column("run"), Column("classifier"), Column("model"), Column("attack"), Column("threat"),
-               Column("n", "count"), Column("clean", "share"), Column("robust", "share"))  # fmt: skip
-    return Table("runs", "Accuracies of all runs", columns, tuple(rows))
-
-
-def _certificates(runs: Sequence[Run]) -> Table | None:
-    rows: list[tuple[Cell, ...]] = [
+    certificates: list[tuple[Cell, ...]] = [
         (run.name, r.label, r.sigma, here.radius, r.count, Share(here.accuracy, here.interval))
         for run in runs
-        for r in base_first(run.of(CertifyResult))
+        for r in sorted(run.of(CertifyResult), key=base_first)
         for here in r.curve[:3]
     ]
-    columns = (Column("run"), Column("classifier"), Column("sigma", "number"), Column("radius", "number"),
-               Column("n", "count"), Column("certified", "share"))  # fmt: skip
-    title = "Certified accuracy of all runs, first radii"
-    return Table("runs-certified", title, columns, tuple(rows)) if rows else None
+    return (
+        Table("verdicts", "Verdicts", columns("run", "verdict", "model", "threat", "n:count",
+              "difference, all attacks (points):points"), tuple(verdicts)),
+        Table("runs", "Accuracies of all runs", columns("run", "classifier", "model", "attack", "threat", "n:count",
+              "clean:share", "robust:share"), tuple(accuracies)),
+        Table("runs-certified", "Certified accuracy of all runs, first radii", columns("run", "classifier",
+              "sigma:number", "radius:number", "n:count", "certified:share"), tuple(certificates)),
+    )  # fmt: skip
 
 
 def provenance(run: Run) -> Section:
     """How to get the same numbers again, and what they were computed with."""
     blocks: list[Block] = [_commands(run)]
-    sessions = _sessions(run)
-    if sessions:
+    if sessions := _sessions(run):
         names = list(dict.fromkeys(name for session in sessions for name in session if name != "command"))
-        columns = (Column(""), *(Column(f"session {place}", "code") for place in range(1, len(sessions) + 1)))
+        heading = (Column(""), *(Column(f"session {place}", "code") for place in range(1, len(sessions) + 1)))
         rows = tuple((name, *(_text(session.get(name)) for session in sessions)) for name in names)
-        blocks.append(Grid(Table("environment", "Versions and machines", columns, rows)))
-    seeds = sorted({result.seed for result in run.evaluations})
-    if seeds:
+        blocks.append(Grid(Table("environment", "Versions and machines", heading, rows)))
+    if seeds := sorted({result.seed for result in run.evaluations}):
         text = f"Seed{'s' if len(seeds) > 1 else ''}: {', '.join(map(str, seeds))}. Random numbers depend on the seed, "
         blocks.append(Prose(text + "the attack and the image's number alone, not on batches or workers."))
     files = tuple((f"{name}.json", kind) for name, kind in run.kinds.items())
-    blocks.append(Grid(Table("files", "Files that this page was made from", (Column("file"), Column("kind")), files)))
+    blocks.append(Grid(Table("files", "Files that this page was made from", columns("file", "kind"), files)))
     for task, config in run.configs.items():
         blocks.append(Code(f"Configuration of {task}", json.dumps(config, indent=2, ensure_ascii=False), folded=True))
     return Section("provenance", "Provenance", "", tuple(blocks))

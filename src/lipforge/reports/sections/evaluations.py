@@ -1,28 +1,33 @@
 """Evaluations under attack: accuracies with intervals, what each attack of a cascade broke, and what it cost."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from lipforge.errors import InputError
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Axis, Bar, Row, Rows, percent_axis
-from lipforge.reports.read import Run, is_base, roles
-from lipforge.reports.tables import Cell, Column, Share, Table
+from lipforge.reports.read import Run, grouped, is_base, roles
+from lipforge.reports.tables import Cell, Column, Share, Table, columns
 from lipforge.results import Comparison, RobustResult, Stage, StageKey, common_order, numbered
 from lipforge.statistics import compare
 from lipforge.text import duration, percent, share_text
 
 Steps = dict[StageKey, tuple[int, int]]
-"""For each attack of a cascade, in order, how many images were robust before it and after it."""
+"""For each attack of a cascade, in order, how many images it broke and how many were robust after it."""
+
+SETTING = ("attack", "threat", "count")
+"""Evaluations that agree in these differ in the classifier alone."""
+
+PAIRED = columns("n:count", "base:share", "candidate:share", "difference (points):points", "gained:count", "lost:count",
+                 "p:number")  # fmt: skip
+"""The columns of `comparison_cells`."""
 
 
-def accuracy(run: Run) -> Section | None:
+def accuracy(run: Run) -> Section:
     """Every evaluation as a dot with its interval, a table, paired comparisons, and the notes of the attacks."""
     found, comparisons = run.evaluations, _comparisons(run)
-    if not found and comparisons is None:
-        return None
     blocks: list[Block] = [_figure(found), Grid(_table(found))] if found else []
-    if comparisons is not None:
+    if comparisons.rows:
         note = "A gained image is robust only on the candidate, a lost one only on the base. p: exact McNemar test."
         blocks.append(Grid(comparisons, note))
     if notes := tuple(f"{result.label}, {result.attack}: {note}" for result in found for note in result.notes):
@@ -38,14 +43,14 @@ def accuracy(run: Run) -> Section | None:
 
 def _figure(found: Sequence[RobustResult]) -> Figure:
     colours = roles(result.label for result in found)
-    clean: dict[int, list[RobustResult]] = defaultdict(list)
-    for result in {(result.data, result.label, result.count): result for result in found}.values():
-        clean[result.count].append(result)
-    rows = [Row(f"clean, n = {n:,}", tuple(_dot(r, colours, clean=True) for r in same)) for n, same in clean.items()]
-    rows += [
-        Row(f"{attack}, {threat}, n = {n:,}", tuple(_dot(r, colours) for r in same))
-        for (attack, threat, n), same in _by_setting(found).items()
+    clean = {(result.data, result.label, result.count): result for result in found}.values()
+    rows = [
+        Row(f"clean, n = {n:,}", tuple(dot(f"{r.label}, clean", colours[r.label], r, clean=True) for r in same))
+        for n, same in grouped(clean, "count").items()
     ]
+    for (attack, threat, n), same in grouped(found, *SETTING).items():
+        bars = tuple(dot(f"{r.label}, {attack}, {threat}", colours[r.label], r) for r in same)
+        rows.append(Row(f"{attack}, {threat}, n = {n:,}", bars))
     said = "; ".join(f"{r.label} {percent(r.robust_accuracy)} % under {r.attack} {r.threat}" for r in found)
     chart = Rows(
         alt=f"Accuracies with intervals. {said}.",
@@ -57,27 +62,17 @@ def _figure(found: Sequence[RobustResult]) -> Figure:
     return Figure("Accuracy on clean images and under each attack, with 95 % intervals.", (chart,))
 
 
-def _by_setting(found: Iterable[RobustResult]) -> dict[tuple[str, str, int], list[RobustResult]]:
-    """Evaluations that differ in the classifier alone, together."""
-    groups: dict[tuple[str, str, int], list[RobustResult]] = defaultdict(list)
-    for result in found:
-        groups[result.attack, result.threat, result.count].append(result)
-    return groups
-
-
-def _dot(result: RobustResult, colours: dict[str, str], *, clean: bool = False) -> Bar:
-    what = "clean" if clean else f"{result.attack}, {result.threat}"
-    value, interval = (
-        (result.clean_accuracy, result.clean_interval) if clean else (result.robust_accuracy, result.interval)
-    )
-    tip = f"{result.label}, {what}: {share_text(value, interval)} %, n = {result.count:,}"
-    return Bar(colours[result.label], *interval, tip, percent(value), at=value)
+def dot(name: str, role: str, result: RobustResult, *, clean: bool = False) -> Bar:
+    """The accuracy of an evaluation with its interval; `name` says what it is."""
+    value = result.clean_accuracy if clean else result.robust_accuracy
+    interval = result.clean_interval if clean else result.interval
+    tip = f"{name}: {share_text(value, interval)} %, n = {result.count:,}"
+    return Bar(role, *interval, tip, percent(value), at=value)
 
 
 def _table(found: Sequence[RobustResult]) -> Table:
-    columns = (Column("classifier"), Column("attack"), Column("threat"), Column("n", "count"), Column("seed", "count"),
-               Column("clean", "share"), Column("robust", "share"), Column("gained", "count"),
-               Column("lost", "count"))  # fmt: skip
+    heading = columns("classifier", "attack", "threat", "n:count", "seed:count", "clean:share", "robust:share",
+                      "gained:count", "lost:count")  # fmt: skip
     rows = []
     for result in found:
         others = (paired(base, result) for base in found if is_base(base.label) and base is not result)
@@ -88,7 +83,7 @@ def _table(found: Sequence[RobustResult]) -> Table:
              *((changes.gained, changes.lost) if changes else (None, None)))
         )  # fmt: skip
     title = "Clean and robust accuracy; gained and lost images are against the base under the same attack"
-    return Table("accuracy", title, columns, tuple(rows))
+    return Table("accuracy", title, heading, tuple(rows))
 
 
 def paired(base: RobustResult, candidate: RobustResult) -> Comparison | None:
@@ -99,16 +94,14 @@ def paired(base: RobustResult, candidate: RobustResult) -> Comparison | None:
         return None
 
 
-def _comparisons(run: Run) -> Table | None:
-    columns = (Column("comparison"), Column("attack"), Column("n", "count"), Column("base", "share"),
-               Column("candidate", "share"), Column("difference (points)", "points"), Column("gained", "count"),
-               Column("lost", "count"), Column("p", "number"))  # fmt: skip
+def _comparisons(run: Run) -> Table:
     rows = [
         (name.removeprefix("comparison").strip("_-") or "base and forged", _attack_of(found, run.evaluations),
          *comparison_cells(found))
         for name, found in run.results.items() if isinstance(found, Comparison)
     ]  # fmt: skip
-    return Table("paired", "Paired comparison on the same images", columns, tuple(rows)) if rows else None
+    heading = (*columns("comparison", "attack"), *PAIRED)
+    return Table("paired", "Paired comparison on the same images", heading, tuple(rows))
 
 
 def comparison_cells(found: Comparison) -> tuple[Cell, ...]:
@@ -123,118 +116,102 @@ def _attack_of(comparison: Comparison, found: Sequence[RobustResult]) -> str:
     return next((f"{r.attack}, {r.threat}" for base, r in pairs if paired(base, r) == comparison), "")
 
 
-def waterfall(run: Run) -> Section | None:
+def waterfall(run: Run) -> Section:
     """Per setting, how many images each attack broke of those that were robust before it."""
     found = run.evaluations
     colours = roles(result.label for result in found)
-    figures = tuple(_waterfall(same, colours) for same in _by_setting(found).values())
+    figures = tuple(_waterfall(same, colours) for same in grouped(found, *SETTING).values())
     lead = (
         "Attacks run one after the other, each on the images that are still robust. Where a late or black-box attack "
         "breaks many images that gradient attacks did not, gradients are masked."
     )
-    return Section("waterfall", "What each attack broke", lead, figures) if figures else None
+    return Section("waterfall", "What each attack broke", lead, figures)
 
 
 def _waterfall(same: Sequence[RobustResult], colours: dict[str, str]) -> Figure:
     first = same[0]
     steps = {result.label: _steps(result) for result in same}
     keys = common_order([list(found) for found in steps.values()])
-    rows = [Row("misclassified before any attack", tuple(_wrong(result, colours) for result in same))]
-    rows += [Row(_spell(key), tuple(_broken(r, steps[r.label], key, colours) for r in same)) for key in keys]
-    rows.append(Row("robust", tuple(_robust(result, colours) for result in same)))
+    names = ["misclassified before any attack", *map(_spell, keys), "robust"]
+    bars = (_bars(result, colours[result.label], steps[result.label], keys) for result in same)
     said = "; ".join(f"{r.label}: {round(r.robust_accuracy * r.count)} of {r.count} robust" for r in same)
     chart = Rows(
         alt=f"Images that each attack of {first.attack} broke. {said}.",
         x=Axis("images", (0.0, float(first.count)), whole=True),
-        rows=tuple(rows),
+        rows=tuple(Row(name, beside) for name, beside in zip(names, zip(*bars, strict=True), strict=True)),
         legend=tuple((colours[result.label], result.label) for result in same),
     )
     caption = f"{first.attack}, {first.threat}: images that each attack broke, from n = {first.count:,} at the right."
-    return Figure(caption, (chart,), _waterfall_table(same, steps, keys))
+    heading = [Column("attack")]
+    for result in same:
+        heading += [Column(f"{result.label}: broken", "count"), Column(f"{result.label}: robust after", "count")]
+    cells = tuple(
+        (_spell(key), *(cell for r in same for cell in steps[r.label].get(key, (None, None)))) for key in keys
+    )
+    title = f"Images that each attack of {first.attack} broke"
+    return Figure(caption, (chart,), Table("attacks", title, tuple(heading), cells))
 
 
 def _steps(result: RobustResult) -> Steps:
-    before, robust = (round(share * result.count) for share in (result.clean_accuracy, result.robust_accuracy))
-    stages = numbered(stage for stage in result.stages if stage.attack != "clean")
-    if not stages:
-        return {(result.attack, 0): (before, robust)}
+    before = round(result.clean_accuracy * result.count)
+    stages = [stage for stage in result.stages if stage.attack != "clean"] or [_whole(result)]
     steps: Steps = {}
-    for key, stage in stages.items():
-        steps[key] = before, stage.robust
+    for key, stage in numbered(stages).items():
+        steps[key] = before - stage.robust, stage.robust
         before = stage.robust
     return steps
+
+
+def _whole(result: RobustResult) -> Stage:
+    """An evaluation by a single attack as its one stage."""
+    robust = round(result.robust_accuracy * result.count)
+    return Stage(result.attack, robust, result.forwards, result.backwards, result.seconds)
 
 
 def _spell(key: StageKey) -> str:
     return key[0] if key[1] == 0 else f"{key[0]} (again, {key[1] + 1})"
 
 
-def _wrong(result: RobustResult, colours: dict[str, str]) -> Bar:
-    right = round(result.clean_accuracy * result.count)
-    tip = f"{result.label}: {result.count - right} of {result.count} images misclassified before any attack"
-    return Bar(colours[result.label], right, result.count, tip, f"{result.count - right}", faint=True)
-
-
-def _broken(result: RobustResult, steps: Steps, key: StageKey, colours: dict[str, str]) -> Bar:
-    if key not in steps:
-        return Bar(colours[result.label], 0, 0, f"{result.label}: {_spell(key)} was not run", "not run", faint=True)
-    before, after = steps[key]
-    tip = f"{result.label}: {_spell(key)} broke {before - after} of {before} images, {after} are still robust"
-    return Bar(colours[result.label], after, before, tip, f"-{before - after}" if before > after else "0")
-
-
-def _robust(result: RobustResult, colours: dict[str, str]) -> Bar:
-    robust = round(result.robust_accuracy * result.count)
-    stopped = f"; {result.early_stopped} of them were early-stopped" if result.early_stopped else ""
-    tip = f"{result.label}: {robust} of {result.count} images robust{stopped}"
-    return Bar(colours[result.label], 0, robust, tip, f"{robust}")
-
-
-def _waterfall_table(same: Sequence[RobustResult], steps: dict[str, Steps], keys: Sequence[StageKey]) -> Table:
-    columns = [Column("attack")]
-    for result in same:
-        columns += [Column(f"{result.label}: broken", "count"), Column(f"{result.label}: robust after", "count")]
-    rows = []
+def _bars(result: RobustResult, role: str, steps: Steps, keys: Sequence[StageKey]) -> list[Bar]:
+    """The images that are misclassified, that each attack broke, and that are robust."""
+    label, n = result.label, result.count
+    right, robust = (round(share * n) for share in (result.clean_accuracy, result.robust_accuracy))
+    tip = f"{label}: {n - right} of {n} images misclassified before any attack"
+    bars = [Bar(role, right, n, tip, f"{n - right}", faint=True)]
     for key in keys:
-        cells: list[Cell] = [_spell(key)]
-        for result in same:
-            before, after = steps[result.label].get(key, (None, None))
-            cells += [None if before is None or after is None else before - after, after]
-        rows.append(tuple(cells))
-    return Table("attacks", f"Images that each attack of {same[0].attack} broke", tuple(columns), tuple(rows))
+        if key not in steps:
+            bars.append(Bar(role, 0, 0, f"{label}: {_spell(key)} was not run", "not run", faint=True))
+            continue
+        broken, after = steps[key]
+        tip = f"{label}: {_spell(key)} broke {broken} of {broken + after} images, {after} are still robust"
+        bars.append(Bar(role, after, broken + after, tip, f"-{broken}" if broken > 0 else "0"))
+    stopped = f"; {result.early_stopped} of them were early-stopped" if result.early_stopped else ""
+    return [*bars, Bar(role, 0, robust, f"{label}: {robust} of {n} images robust{stopped}", f"{robust}")]
 
 
-def cost(run: Run) -> Section | None:
+def cost(run: Run) -> Section:
     """Passes and seconds, attack by attack."""
     found = run.evaluations
-    if not found:
-        return None
-    rows = [
+    rows = tuple(
         (result.label, stage.attack, result.threat, stage.forwards, stage.backwards, stage.seconds)
         for result in found
-        for stage in _stages(result)
-    ]
-    columns = (Column("classifier"), Column("attack"), Column("threat"), Column("forward passes", "count"),
-               Column("backward passes", "count"), Column("time", "seconds"))  # fmt: skip
+        for stage in result.stages or (_whole(result),)
+    )
+    heading = columns("classifier", "attack", "threat", "forward passes:count", "backward passes:count", "time:seconds")
     passes = sum(result.forwards + result.backwards for result in found)
     lead = (
         f"{passes:,} passes of single images in {duration(sum(result.seconds for result in found))} of device time. "
         "Passes are counted per image and do not depend on the machine; seconds do."
     )
-    table = Table("cost", "Cost of each attack", columns, tuple(rows))
-    return Section("cost", "Cost", lead, (_cost_figure(found), Grid(table)))
-
-
-def _stages(result: RobustResult) -> tuple[Stage, ...]:
-    """The stages of an evaluation; a single attack is one stage."""
-    return result.stages or (Stage(result.attack, 0, result.forwards, result.backwards, result.seconds),)
+    table = Table("cost", "Cost of each attack", heading, rows)
+    return Section("cost", "Cost", lead, (_cost_figure(found), Grid(table)) if found else ())
 
 
 def _cost_figure(found: Sequence[RobustResult]) -> Figure:
     colours = roles(result.label for result in found)
     spent: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for result in found:
-        for stage in _stages(result):
+        for stage in result.stages or (_whole(result),):
             spent[stage.attack][result.label] += stage.seconds
     rows = [
         Row(attack, tuple(
