@@ -3,6 +3,9 @@
 A message names the argument, what was expected, what was found and the way out.
 """
 
+from importlib import import_module
+from typing import Any
+
 
 class LipforgeError(Exception):
     """The base of all errors that lipforge raises on purpose."""
@@ -46,6 +49,14 @@ class TrainingError(LipforgeError):
 
 class MissingExtraError(LipforgeError, ImportError):
     """An optional package is not installed; the message names the extra that brings it."""
+
+
+def import_extra(module: str, extra: str) -> Any:
+    """An optional module; where its package is not installed, the error names the extra that brings it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise missing_extra(module.partition(".")[0], extra) from None
 
 
 def missing_extra(package: str, extra: str) -> MissingExtraError:

@@ -1,10 +1,10 @@
 """The figures of an analysis over depth, as PNG files."""
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from lipforge.errors import import_extra
 from lipforge.results.analysis import Analysis, LayerReport, Spread
 
 Lines = dict[str, str]
@@ -34,7 +34,7 @@ FIGURES: dict[str, tuple[str, Lines]] = {
 
 def plot_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     """Write one PNG per figure that has anything to show; solid lines are means, dotted ones the worst image."""
-    figures = importlib.import_module("matplotlib.figure")  # slow to import, and only plots need it
+    figures = import_extra("matplotlib.figure", "plots")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     written = []

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lipforge.errors import InputError, missing_extra
+from lipforge.errors import InputError, import_extra
 from lipforge.evaluation.robust import joined, read_notes
 from lipforge.results import ROBUST, Note, RatioScore, SearchResult, Setting, merge_notes
 from lipforge.results.search import Status
@@ -181,11 +181,7 @@ def check_picture(path: str | Path) -> None:
 def plot_tradeoff(result: SearchResult, path: str | Path) -> None:
     """Save clean against robust accuracy of every attacked ratio, with 95 % intervals, as .png, .svg or .pdf."""
     check_picture(path)
-    try:
-        from matplotlib.figure import Figure  # here: it takes half a second to import
-    except ImportError:
-        raise missing_extra("matplotlib", "plots") from None
-    figure = Figure(figsize=(6, 4), layout="constrained")
+    figure = import_extra("matplotlib.figure", "plots").Figure(figsize=(6, 4), layout="constrained")
     axes = figure.add_subplot()
     for score in result.scores:
         if score.robust_accuracy is None or score.interval is None:
