@@ -10,7 +10,7 @@ import math
 import pickle
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -18,8 +18,14 @@ from PIL import Image
 from lipforge.data.base import Bytes, Ints, reading
 from lipforge.errors import DataError
 
+Format = Literal["batches", "strips", "idx"]
 PIXELS = 3 * 32 * 32
 UNSIGNED_BYTE = 8
+
+
+def decode(kind: Format, files: Mapping[str, bytes]) -> tuple[Bytes, Ints]:
+    """Images (N, C, H, W) and labels in the files of one split."""
+    return {"batches": read_batches, "strips": read_strips, "idx": read_pair}[kind](files)
 
 
 def read_batches(files: Mapping[str, bytes]) -> tuple[Bytes, Ints]:

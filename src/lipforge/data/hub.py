@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lipforge.data.base import Bytes, DataSet, Indexed, Indices, check_indices, unit_range
+from lipforge.data.base import Bytes, DataSet, Indices, check_indices, unit_range
 from lipforge.data.images import Prepare, to_bytes
 from lipforge.errors import DataError, InputError, missing_extra
 
@@ -20,7 +20,7 @@ AS_IT_IS = Prepare()
 
 
 @dataclass(frozen=True, eq=False)
-class HubData(Indexed):
+class HubData(DataSet):
     """The images and labels in two columns of a Hugging Face data set, decoded as they are asked for."""
 
     name: str
@@ -49,7 +49,7 @@ class HubData(Indexed):
     def describe(self) -> dict[str, Any]:
         """Where the images came from and how they were prepared, ready for JSON."""
         found = {"fingerprint": getattr(self.rows, "_fingerprint", None), "prepared": self.prepare._asdict()}
-        return {"name": self.name, "count": len(self), "classes": self.classes, **found}
+        return super().describe() | found
 
     def _pixels(self, image: Any, index: int) -> Bytes:
         if not isinstance(image, Image.Image):

@@ -6,18 +6,17 @@ NAME.safetensors beside a card NAME.json that says how to build the model and ho
 holds (data, training, measured accuracies) is for people. Adding the two files is all it takes to bundle a model.
 """
 
-import difflib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from lipforge.errors import InputError, WeightsError
+from lipforge.errors import InputError, WeightsError, suggest
 from lipforge.models.resnet import preact_resnet18, resnet, wide_resnet
 from lipforge.models.vit import vit
 from lipforge.models.weights import load_weights_
@@ -123,19 +122,6 @@ def check_sha256(path: Path, expected: str) -> None:
         actual = hashlib.file_digest(file, "sha256").hexdigest()
     if actual != expected:
         raise WeightsError(f"{path} has SHA-256 {actual}, its card says {expected}: the file was changed or damaged")
-
-
-def suggest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """The end of an error message: the nearest known names, or nothing where none is near.
-
-    >>> suggest("resnet2O", ["resnet20", "vit-tiny"])
-    "; did you mean 'resnet20'?"
-    >>> suggest("xyz", ["resnet20"])
-    ''
-    """
-    spelled = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), spelled, n=count)
-    return f"; did you mean {' or '.join(repr(spelled[other]) for other in near)}?" if near else ""
 
 
 def _family(name: str) -> tuple[Builder, dict[str, Any]] | None:

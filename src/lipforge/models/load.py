@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, ModelError, WeightsError
+from lipforge.errors import InputError, ModelError, WeightsError, suggest
 from lipforge.models.architectures import (
     EXAMPLES,
     build_architecture,
@@ -22,7 +22,6 @@ from lipforge.models.architectures import (
     load_bundled,
     parse_architecture,
     read_card,
-    suggest,
 )
 from lipforge.models.packages import timm_model, timm_names, torchvision_model, torchvision_names
 from lipforge.models.robustbench import robustbench_entries, robustbench_model

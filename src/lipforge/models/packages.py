@@ -12,8 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra
-from lipforge.models.architectures import suggest
+from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra, suggest
 from lipforge.models.layers import Normalize
 from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, ModelError
-from lipforge.models.architectures import suggest
+from lipforge.errors import InputError, ModelError, suggest
 from lipforge.models.packages import downloading, import_package, layout_filter, quiet
 from lipforge.models.weights import Wanted, find_weights, load_weights_, read_checkpoint
 
