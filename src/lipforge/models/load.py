@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -84,10 +84,18 @@ def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
     `classes` is passed on if the function takes an argument of that name (or `num_classes`).
     """
     place, _, name = spec.rpartition(":")
-    function = _find(_import(place), name, place)
-    arguments = _class_argument(function, classes, spec)
+    module = _import(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
+    signature = inspect.signature(function)
+    taken = [key for key in ("classes", "num_classes") if key in signature.parameters]
+    if classes is not None and not taken:
+        raise InputError(f"classes={classes} was asked for, but {spec} has no argument 'classes' or 'num_classes'")
+    arguments = {} if classes is None else {taken[0]: classes}
     try:
-        inspect.signature(function).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise InputError(f"{spec} must work without arguments, but Python says: {error}") from None
     model = function(**arguments)
@@ -101,7 +109,10 @@ def _load(spec: str, wanted: Wanted) -> nn.Module:
     if scheme in _PACKAGES:
         return _PACKAGES[scheme][0](name, wanted)
     if spec in bundled_names():
-        model = _bundled(spec, wanted)
+        found = read_card(spec).arguments.get("classes", 10)
+        if wanted.classes not in (None, found):
+            raise InputError(f"the bundled model {spec!r} has {found} classes, not {wanted.classes}")
+        model = load_bundled(spec, pretrained=wanted.pretrained and wanted.weights is None)
     elif is_architecture(spec):
         return _architecture(spec, wanted)
     elif name and "=" not in name:
@@ -113,13 +124,6 @@ def _load(spec: str, wanted: Wanted) -> nn.Module:
     if wanted.weights is not None:
         load_weights_(model, wanted.weights)
     return model
-
-
-def _bundled(name: str, wanted: Wanted) -> nn.Module:
-    found = read_card(name).arguments.get("classes", 10)
-    if wanted.classes not in (None, found):
-        raise InputError(f"the bundled model {name!r} has {found} classes, not {wanted.classes}")
-    return load_bundled(name, pretrained=wanted.pretrained and wanted.weights is None)
 
 
 def _architecture(spec: str, wanted: Wanted) -> nn.Module:
@@ -140,13 +144,10 @@ def _architecture(spec: str, wanted: Wanted) -> nn.Module:
 
 
 def _names(kind: str) -> list[str]:
-    if kind == "bundled":
-        return bundled_names()
-    if kind == "architecture":
-        return list(EXAMPLES)
+    if kind in ("bundled", "architecture"):
+        return bundled_names() if kind == "bundled" else list(EXAMPLES)
     if kind not in _PACKAGES:
-        kinds = f"bundled, architecture, {', '.join(_PACKAGES)}"
-        raise InputError(f"no kind of model {kind!r}; expected one of {kinds}")
+        raise InputError(f"no kind of model {kind!r}; expected one of bundled, architecture, {', '.join(_PACKAGES)}")
     return [f"{kind}:{name}" for name in _PACKAGES[kind][1]()]
 
 
@@ -191,21 +192,3 @@ def _search_path(directory: Path) -> Iterator[None]:
         yield
     finally:
         sys.path.remove(str(directory))
-
-
-def _find(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
-    return function  # type: ignore[no-any-return]  # getattr of a module is Any; callable() was just checked
-
-
-def _class_argument(function: Callable[..., Any], classes: int | None, spec: str) -> dict[str, int]:
-    if classes is None:
-        return {}
-    taken = inspect.signature(function).parameters
-    for name in ("classes", "num_classes"):
-        if name in taken:
-            return {name: classes}
-    raise InputError(f"classes={classes} was asked for, but {spec} has no argument 'classes' or 'num_classes'")

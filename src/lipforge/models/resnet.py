@@ -6,83 +6,44 @@ checkpoints, `block1.layer.0.convShortcut` and `fc`.
 """
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.models.layers import (
-    CIFAR10_MEAN,
-    CIFAR10_STD,
-    Activation,
-    Normalize,
-    activation_layer,
-    conv1x1,
-    conv3x3,
-    init_residual_,
-    stage,
-)
+from lipforge.models.layers import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
+Activation = Literal["relu", "silu"]
 Shortcut = Literal["pad", "conv"]
+ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
 
 
-def resnet(
-    depth: int = 20,
-    width: int = 16,
-    classes: int = 10,
-    *,
-    shortcut: Shortcut = "pad",
-    mean: Sequence[float] = CIFAR10_MEAN,
-    std: Sequence[float] = CIFAR10_STD,
-) -> "ResNet":
+class ResNet(nn.Module):
     """A CIFAR ResNet of `depth` = 6n + 2 layers: three stages of n blocks with `width`, 2 and 4 `width` channels.
 
     `shortcut` is what carries the input past a block that changes the shape: "pad" subsamples and appends zero
     channels (option A of the paper, no parameters), "conv" is a 1x1 convolution with batch norm (option B).
     """
-    if depth < 8 or depth % 6 != 2:
-        raise InputError(f"depth must be 6n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
-    if shortcut not in ("pad", "conv"):
-        raise InputError(f"shortcut must be 'pad' or 'conv', got {shortcut!r}")
-    return ResNet((depth - 2) // 6, width, classes, shortcut, Normalize(mean, std))
 
-
-def preact_resnet18(
-    classes: int = 10,
-    *,
-    width: int = 64,
-    mean: Sequence[float] = CIFAR10_MEAN,
-    std: Sequence[float] = CIFAR10_STD,
-) -> "PreActResNet":
-    """PreActResNet-18: four stages of two pre-activation blocks, batch norm and ReLU before the head."""
-    return PreActResNet(2, width, classes, Normalize(mean, std))
-
-
-def wide_resnet(
-    depth: int = 28,
-    width: int = 10,
-    classes: int = 10,
-    *,
-    activation: Activation = "relu",
-    mean: Sequence[float] = CIFAR10_MEAN,
-    std: Sequence[float] = CIFAR10_STD,
-) -> "WideResNet":
-    """A WideResNet of `depth` = 6n + 4 layers: three stages of n blocks with 16, 32 and 64 times `width` channels."""
-    if depth < 10 or depth % 6 != 4:
-        raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 34, 70, ...), got {depth}")
-    if width < 1:
-        raise InputError(f"width must be at least 1, got {width}")
-    return WideResNet((depth - 4) // 6, width, classes, activation, Normalize(mean, std))
-
-
-class ResNet(nn.Module):
-    """Stem, three stages of `BasicBlock`, average pool, linear head."""
-
-    def __init__(self, blocks: int, width: int, classes: int, shortcut: Shortcut, normalize: Normalize) -> None:
+    def __init__(
+        self,
+        depth: int = 20,
+        width: int = 16,
+        classes: int = 10,
+        *,
+        shortcut: Shortcut = "pad",
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
+    ) -> None:
         super().__init__()
-        self.normalize = normalize
-        self.conv1 = conv3x3(3, width)
+        if depth < 8 or depth % 6 != 2:
+            raise InputError(f"depth must be 6n + 2 (8, 14, 20, 32, 44, 56, 110, ...), got {depth}")
+        if shortcut not in ("pad", "conv"):
+            raise InputError(f"shortcut must be 'pad' or 'conv', got {shortcut!r}")
+        blocks = (depth - 2) // 6
+        self.normalize = Normalize(mean, std)
+        self.conv1 = conv(3, width)
         self.bn1 = nn.BatchNorm2d(width)
         self.layer1 = stage(BasicBlock, (width, width), blocks, 1, shortcut)
         self.layer2 = stage(BasicBlock, (width, 2 * width), blocks, 2, shortcut)
@@ -102,16 +63,16 @@ class BasicBlock(nn.Module):
 
     def __init__(self, in_channels: int, channels: int, stride: int, shortcut: Shortcut) -> None:
         super().__init__()
-        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.conv1 = conv(in_channels, channels, stride)
         self.bn1 = nn.BatchNorm2d(channels)
-        self.conv2 = conv3x3(channels, channels)
+        self.conv2 = conv(channels, channels)
         self.bn2 = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
             self.shortcut = (
                 PadShortcut(channels - in_channels, stride)
                 if shortcut == "pad"
-                else nn.Sequential(conv1x1(in_channels, channels, stride), nn.BatchNorm2d(channels))
+                else nn.Sequential(conv(in_channels, channels, stride, size=1), nn.BatchNorm2d(channels))
             )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -134,16 +95,23 @@ class PadShortcut(nn.Module):
 
 
 class PreActResNet(nn.Module):
-    """Stem without batch norm, four stages of `PreActBlock`, batch norm, ReLU, average pool, linear head."""
+    """PreActResNet-18: four stages of two pre-activation blocks, batch norm and ReLU before the head."""
 
-    def __init__(self, blocks: int, width: int, classes: int, normalize: Normalize) -> None:
+    def __init__(
+        self,
+        classes: int = 10,
+        *,
+        width: int = 64,
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
+    ) -> None:
         super().__init__()
-        self.normalize = normalize
-        self.conv1 = conv3x3(3, width)
-        self.layer1 = stage(PreActBlock, (width, width), blocks, 1)
-        self.layer2 = stage(PreActBlock, (width, 2 * width), blocks, 2)
-        self.layer3 = stage(PreActBlock, (2 * width, 4 * width), blocks, 2)
-        self.layer4 = stage(PreActBlock, (4 * width, 8 * width), blocks, 2)
+        self.normalize = Normalize(mean, std)
+        self.conv1 = conv(3, width)
+        self.layer1 = stage(PreActBlock, (width, width), 2, 1)
+        self.layer2 = stage(PreActBlock, (width, 2 * width), 2, 2)
+        self.layer3 = stage(PreActBlock, (2 * width, 4 * width), 2, 2)
+        self.layer4 = stage(PreActBlock, (4 * width, 8 * width), 2, 2)
         self.bn = nn.BatchNorm2d(8 * width)
         self.linear = nn.Linear(8 * width, classes)
         init_residual_(self)
@@ -161,11 +129,11 @@ class PreActBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.conv1 = conv(in_channels, channels, stride)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.conv2 = conv3x3(channels, channels)
+        self.conv2 = conv(channels, channels)
         changes_shape = stride != 1 or in_channels != channels
-        self.shortcut = nn.Sequential(conv1x1(in_channels, channels, stride)) if changes_shape else None
+        self.shortcut = nn.Sequential(conv(in_channels, channels, stride, size=1)) if changes_shape else None
 
     def forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.bn1(x))
@@ -175,17 +143,33 @@ class PreActBlock(nn.Module):
 
 
 class WideResNet(nn.Module):
-    """Stem, three stages of `WideBlock`, batch norm, activation, average pool, linear head."""
+    """A WideResNet of `depth` = 6n + 4 layers: three stages of n blocks with 16, 32 and 64 times `width` channels."""
 
-    def __init__(self, blocks: int, width: int, classes: int, activation: Activation, normalize: Normalize) -> None:
+    def __init__(
+        self,
+        depth: int = 28,
+        width: int = 10,
+        classes: int = 10,
+        *,
+        activation: Activation = "relu",
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
+    ) -> None:
         super().__init__()
-        self.normalize = normalize
-        self.conv1 = conv3x3(3, 16)
+        if depth < 10 or depth % 6 != 4:
+            raise InputError(f"depth must be 6n + 4 (10, 16, 22, 28, 34, 70, ...), got {depth}")
+        if width < 1:
+            raise InputError(f"width must be at least 1, got {width}")
+        if activation not in ACTIVATIONS:
+            raise InputError(f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}")
+        blocks = (depth - 4) // 6
+        self.normalize = Normalize(mean, std)
+        self.conv1 = conv(3, 16)
         self.block1 = WideStage((16, 16 * width), blocks, 1, activation)
         self.block2 = WideStage((16 * width, 32 * width), blocks, 2, activation)
         self.block3 = WideStage((32 * width, 64 * width), blocks, 2, activation)
         self.bn1 = nn.BatchNorm2d(64 * width)
-        self.activation = activation_layer(activation)
+        self.activation = ACTIVATIONS[activation]()
         self.fc = nn.Linear(64 * width, classes)
         init_residual_(self)
 
@@ -214,16 +198,40 @@ class WideBlock(nn.Module):
     def __init__(self, in_channels: int, channels: int, stride: int, activation: Activation) -> None:
         super().__init__()
         self.bn1 = nn.BatchNorm2d(in_channels)
-        self.conv1 = conv3x3(in_channels, channels, stride)
+        self.conv1 = conv(in_channels, channels, stride)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.conv2 = conv3x3(channels, channels)
+        self.conv2 = conv(channels, channels)
         # Two modules, so that masks in front of activations (MeanSparse) keep their statistics apart.
-        self.activation1, self.activation2 = activation_layer(activation), activation_layer(activation)
+        self.activation1, self.activation2 = ACTIVATIONS[activation](), ACTIVATIONS[activation]()
         # A stride always comes with more channels here, except in WRN-d-1's first stage, which has stride 1.
-        self.convShortcut = conv1x1(in_channels, channels, stride) if in_channels != channels else None
+        self.convShortcut = conv(in_channels, channels, stride, size=1) if in_channels != channels else None
 
     def forward(self, x: Tensor) -> Tensor:
         activated = self.activation1(self.bn1(x))
         carried = x if self.convShortcut is None else self.convShortcut(activated)
         out: Tensor = carried + self.conv2(self.activation2(self.bn2(self.conv1(activated))))
         return out
+
+
+def conv(in_channels: int, out_channels: int, stride: int = 1, *, size: int = 3) -> nn.Conv2d:
+    """A convolution that keeps the size at stride 1; no bias, because a batch norm follows sooner or later."""
+    return nn.Conv2d(in_channels, out_channels, kernel_size=size, stride=stride, padding=size // 2, bias=False)
+
+
+def stage(block: type[nn.Module], shape: tuple[int, int], blocks: int, stride: int, *options: Any) -> nn.Sequential:
+    """Blocks of one width; only the first changes the shape: from and to as many channels as `shape` says."""
+    in_channels, channels = shape
+    rest = (block(channels, channels, 1, *options) for _ in range(blocks - 1))
+    return nn.Sequential(block(in_channels, channels, stride, *options), *rest)
+
+
+def init_residual_(model: nn.Module) -> None:
+    """He initialisation (normal, fan out) of every convolution and a zero bias of every linear layer."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear) and module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
+resnet, preact_resnet18, wide_resnet = ResNet, PreActResNet, WideResNet

@@ -13,46 +13,34 @@ from lipforge.models.layers import CIFAR10_MEAN, CIFAR10_STD, Normalize
 LAYER_NORM_EPS = 1e-6
 
 
-def vit(
-    dim: int = 384,
-    depth: int = 7,
-    heads: int = 6,
-    classes: int = 10,
-    *,
-    image_size: int = 32,
-    patch_size: int = 4,
-    mlp_ratio: int = 4,
-    mean: Sequence[float] = CIFAR10_MEAN,
-    std: Sequence[float] = CIFAR10_STD,
-) -> "VisionTransformer":
-    """A pre-norm vision transformer with a class token and learned positions."""
-    if image_size % patch_size:
-        raise InputError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
-    if dim % heads:
-        raise InputError(f"dim must be a multiple of heads, got {dim} and {heads}")
-    tokens = (image_size // patch_size) ** 2
-    patches, blocks = PatchEmbed(dim, patch_size), nn.Sequential(*(Block(dim, heads, mlp_ratio) for _ in range(depth)))
-    return VisionTransformer(patches, blocks, (tokens, dim), classes, Normalize(mean, std))
-
-
 class VisionTransformer(nn.Module):
-    """Patches to tokens, blocks, layer norm, linear head on the class token; `shape` is (tokens, dim)."""
+    """A pre-norm vision transformer: patches and learned positions, blocks, linear head on the class token."""
 
     def __init__(
-        self, patches: "PatchEmbed", blocks: nn.Sequential, shape: tuple[int, int], classes: int, normalize: Normalize
+        self,
+        dim: int = 384,
+        depth: int = 7,
+        heads: int = 6,
+        classes: int = 10,
+        *,
+        image_size: int = 32,
+        patch_size: int = 4,
+        mlp_ratio: int = 4,
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
     ) -> None:
         super().__init__()
-        tokens, dim = shape
-        self.normalize = normalize
-        self.patch_embed = patches
+        if image_size % patch_size:
+            raise InputError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
+        if dim % heads:
+            raise InputError(f"dim must be a multiple of heads, got {dim} and {heads}")
+        self.normalize = Normalize(mean, std)
+        self.patch_embed = PatchEmbed(dim, patch_size)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
-        self.pos_embed = nn.Parameter(torch.zeros(1, tokens + 1, dim))
-        self.blocks = blocks
+        self.pos_embed = nn.Parameter(torch.zeros(1, (image_size // patch_size) ** 2 + 1, dim))
+        self.blocks = nn.Sequential(*(Block(dim, heads, mlp_ratio) for _ in range(depth)))
         self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
         self.head = nn.Linear(dim, classes)
-        self._init_()
-
-    def _init_(self) -> None:
         nn.init.trunc_normal_(self.pos_embed, std=0.02)
         nn.init.trunc_normal_(self.cls_token, std=0.02)
         for module in self.modules():
@@ -125,3 +113,6 @@ class Mlp(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.fc2(F.gelu(self.fc1(x)))
         return out
+
+
+vit = VisionTransformer
