@@ -39,7 +39,6 @@ class ArrayData(DataSet):
         return len(self.labels)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] as float32 and labels (N,) at these positions."""
         at = check_indices(indices, len(self))
         return unit_range(self.images[at]), torch.from_numpy(self.labels[at])
 
@@ -49,7 +48,6 @@ class ArrayData(DataSet):
         return content_digest([(self.images, self.labels)])
 
     def describe(self) -> dict[str, Any]:
-        """Where the images came from, ready for JSON."""
         return super().describe() | {"image": list(self.images.shape[1:])}
 
 

@@ -111,7 +111,7 @@ class FolderData(DataSet):
         """Where the images came from and how they were prepared, ready for JSON."""
         prepared = {"resize": self.options.resize, "crop": self.options.crop, "by": self.options.interpolation}
         drawn = {"seed": self.seed, "digest": self.listing.digest(), "skipped": list(self.skipped)}
-        return super().describe() | {"prepared": prepared, **drawn}
+        return super().describe() | {"prepared": prepared} | drawn
 
     def _checked(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
         if decoded.failures:
@@ -144,18 +144,12 @@ def open_folder(
     listing = list_files(test, options.class_names)
     if options.files is not None:
         listing = read_listing(listing, Path(options.files))
-    drawn = limit is not None and limit < len(listing)
-    if drawn:
-        listing = listing.pick(shuffled(len(listing), seed)[:limit])
-    data = FolderData(
-        f"folder:{path}",
-        listing,
-        options,
-        len(listing.class_names),
-        listing.class_names,
-        seed if drawn else None,
-        find_training=None if train is None else partial(open_folder, train, replace(options, files=None)),
-    )
+    drawn = None
+    if limit is not None and limit < len(listing):
+        listing, drawn = listing.pick(shuffled(len(listing), seed)[:limit]), seed
+    training = None if train is None else partial(open_folder, train, replace(options, files=None))
+    names = listing.class_names
+    data = FolderData(f"folder:{path}", listing, options, len(names), names, drawn, find_training=training)
     return _without_unreadable(data) if options.on_error == "skip" else data
 
 

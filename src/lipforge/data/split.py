@@ -37,11 +37,9 @@ class View(DataSet):
         return len(self.indices)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions of the view."""
         return self.data.batch(self.indices[check_indices(indices, len(self))].tolist())
 
     def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels of the view in order."""
         return stream(self.data, self.indices, batch_size)
 
     @property

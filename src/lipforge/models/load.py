@@ -1,11 +1,10 @@
 """Any model by name: bundled, own architecture, RobustBench, timm, torchvision, or the user's own function."""
 
-import contextlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Literal
@@ -152,20 +151,21 @@ def _names(kind: str) -> list[str]:
 
 
 def _import(place: str) -> ModuleType:
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    # Imports find the user's neighbouring files, as `python file.py` would.
+    directory = str(Path.cwd() if file is None else file.parent)
+    sys.path.insert(0, directory)
     try:
-        if place.endswith(".py"):
-            return _import_file(Path(place))
-        with _search_path(Path.cwd()):
-            return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        hint = " (a file is given as path/to/file.py:function)" if error.name == place.split(".")[0] else ""
-        raise InputError(f"cannot import {place}: {error}{hint}") from error
+        return importlib.import_module(place) if file is None else _import_file(file)
     except (ImportError, SyntaxError, OSError) as error:
-        raise InputError(f"cannot import {place}: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == place.split(".")[0]
+        hint = " (a file is given as path/to/file.py:function)" if missing else ""
+        raise InputError(f"cannot import {place}: {error}{hint}") from error
+    finally:
+        sys.path.remove(directory)
 
 
 def _import_file(path: Path) -> ModuleType:
-    path = path.expanduser().resolve()
     if not path.is_file():
         raise InputError(f"no file {path}")
     # Known to sys.modules, and without dots in the name, so that classes are found again when a model is unpickled.
@@ -176,19 +176,8 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _search_path(path.parent):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-@contextlib.contextmanager
-def _search_path(directory: Path) -> Iterator[None]:
-    """Let imports find the user's neighbouring files, as `python file.py` would."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(directory))

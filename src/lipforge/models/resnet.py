@@ -6,7 +6,7 @@ checkpoints, `block1.layer.0.convShortcut` and `fc`.
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -54,8 +54,7 @@ class ResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = F.relu(self.bn1(self.conv1(self.normalize(images))))
         x = self.layer3(self.layer2(self.layer1(x)))
-        logits: Tensor = self.linear(x.mean(dim=(2, 3)))
-        return logits
+        return cast(Tensor, self.linear(x.mean(dim=(2, 3))))
 
 
 class BasicBlock(nn.Module):
@@ -119,8 +118,7 @@ class PreActResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv1(self.normalize(images))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
-        logits: Tensor = self.linear(F.relu(self.bn(x)).mean(dim=(2, 3)))
-        return logits
+        return cast(Tensor, self.linear(F.relu(self.bn(x)).mean(dim=(2, 3))))
 
 
 class PreActBlock(nn.Module):
@@ -138,8 +136,7 @@ class PreActBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         activated = F.relu(self.bn1(x))
         carried = x if self.shortcut is None else self.shortcut(activated)
-        out: Tensor = carried + self.conv2(F.relu(self.bn2(self.conv1(activated))))
-        return out
+        return cast(Tensor, carried + self.conv2(F.relu(self.bn2(self.conv1(activated)))))
 
 
 class WideResNet(nn.Module):
@@ -176,8 +173,7 @@ class WideResNet(nn.Module):
     def forward(self, images: Tensor) -> Tensor:
         x = self.conv1(self.normalize(images))
         x = self.block3(self.block2(self.block1(x)))
-        logits: Tensor = self.fc(self.activation(self.bn1(x)).mean(dim=(2, 3)))
-        return logits
+        return cast(Tensor, self.fc(self.activation(self.bn1(x)).mean(dim=(2, 3))))
 
 
 class WideStage(nn.Module):
@@ -188,8 +184,7 @@ class WideStage(nn.Module):
         self.layer = stage(WideBlock, shape, blocks, stride, activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.layer(x)
-        return out
+        return cast(Tensor, self.layer(x))
 
 
 class WideBlock(nn.Module):
@@ -209,8 +204,7 @@ class WideBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         activated = self.activation1(self.bn1(x))
         carried = x if self.convShortcut is None else self.convShortcut(activated)
-        out: Tensor = carried + self.conv2(self.activation2(self.bn2(self.conv1(activated))))
-        return out
+        return cast(Tensor, carried + self.conv2(self.activation2(self.bn2(self.conv1(activated)))))
 
 
 def conv(in_channels: int, out_channels: int, stride: int = 1, *, size: int = 3) -> nn.Conv2d:

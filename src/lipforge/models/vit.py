@@ -1,6 +1,7 @@
 """A vision transformer for small images, with the parameter names of timm (`blocks.0.attn.qkv`, `blocks.0.mlp.fc1`)."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -52,8 +53,7 @@ class VisionTransformer(nn.Module):
         patches = self.patch_embed(self.normalize(images))
         class_token = self.cls_token.expand(len(patches), -1, -1)
         x = torch.cat([class_token, patches], dim=1) + self.pos_embed
-        logits: Tensor = self.head(self.norm(self.blocks(x))[:, 0])
-        return logits
+        return cast(Tensor, self.head(self.norm(self.blocks(x))[:, 0]))
 
 
 class PatchEmbed(nn.Module):
@@ -64,8 +64,7 @@ class PatchEmbed(nn.Module):
         self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        tokens: Tensor = self.proj(images).flatten(2).transpose(1, 2)
-        return tokens
+        return cast(Tensor, self.proj(images).flatten(2).transpose(1, 2))
 
 
 class Block(nn.Module):
@@ -80,8 +79,7 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.norm1(x))
-        out: Tensor = x + self.mlp(self.norm2(x))
-        return out
+        return cast(Tensor, x + self.mlp(self.norm2(x)))
 
 
 class Attention(nn.Module):
@@ -98,8 +96,7 @@ class Attention(nn.Module):
         qkv = self.qkv(x).view(count, tokens, 3, self.heads, dim // self.heads)
         query, key, value = qkv.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(query, key, value)
-        out: Tensor = self.proj(mixed.transpose(1, 2).reshape(count, tokens, dim))
-        return out
+        return cast(Tensor, self.proj(mixed.transpose(1, 2).reshape(count, tokens, dim)))
 
 
 class Mlp(nn.Module):
@@ -111,8 +108,7 @@ class Mlp(nn.Module):
         self.fc2 = nn.Linear(hidden, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.fc2(F.gelu(self.fc1(x)))
-        return out
+        return cast(Tensor, self.fc2(F.gelu(self.fc1(x))))
 
 
 vit = VisionTransformer

@@ -181,8 +181,8 @@ def _class_hint(wrong: list[str], tensors: StateDict, own: StateDict) -> str:
     return f"; the checkpoint has {file} classes, the model {model}: build it with classes={file}"
 
 
-def _examples(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+def _examples(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _shape(tensor: Tensor) -> str:
