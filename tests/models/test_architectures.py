@@ -19,7 +19,7 @@ from lipforge.models.architectures import (
     parse_architecture,
     read_card,
 )
-from lipforge.models.resnet import WideResNet
+from lipforge.models.networks import WideResNet
 from lipforge.records import write_json
 
 SMALL = {

@@ -92,10 +92,14 @@ def load_data(
     kind, _, rest = spec.partition(":")
     if kind in PATH_KINDS and not rest:
         raise InputError(f"'{spec}' lacks a path: {kind}:PATH")
+    path = str(Path(rest).expanduser())
     if kind == "folder":
-        return open_folder(Path(rest).expanduser(), folder, limit=limit, seed=seed or 0)
-    if kind in PATH_KINDS:
-        data = _read_path(kind, str(Path(rest).expanduser()), folder)
+        return open_folder(path, folder, limit=limit, seed=seed or 0)
+    data: DataSet
+    if kind == "hub":
+        data = open_hub_folder(path, AS_IT_IS if folder is None else folder.prepare)
+    elif kind in PATH_KINDS:
+        data = {"npz": read_npz, "npy": read_npy, "idx": _read_idx_folder}[kind](path)
     else:
         data = _read_named(kind, rest, root, download)
     return data if limit is None else take(data, limit, seed)
@@ -159,12 +163,6 @@ def _read_named(name: str, split: str, root: str | Path | None, download: bool) 
         return data
     training = partial(_read_named, name, "train", root, download)
     return replace(data, name=name, find_training=training)
-
-
-def _read_path(kind: str, path: str, folder: FolderOptions | None) -> DataSet:
-    if kind == "hub":
-        return open_hub_folder(path, AS_IT_IS if folder is None else folder.prepare)
-    return {"npz": read_npz, "npy": read_npy, "idx": _read_idx_folder}[kind](path)
 
 
 def _read_idx_folder(path: str, split: Split = "test") -> ArrayData:

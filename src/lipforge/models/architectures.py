@@ -17,8 +17,7 @@ from typing import Any
 from torch import nn
 
 from lipforge.errors import InputError, WeightsError, suggest
-from lipforge.models.resnet import preact_resnet18, resnet, wide_resnet
-from lipforge.models.vit import vit
+from lipforge.models.networks import preact_resnet18, resnet, vit, wide_resnet
 from lipforge.models.weights import load_weights_
 from lipforge.records import read_json
 

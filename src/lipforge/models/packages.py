@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra, suggest
-from lipforge.models.layers import Normalize
+from lipforge.models.networks import Normalize
 from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

@@ -1,22 +1,59 @@
-"""Residual networks for 32x32 images, with the parameter names of public CIFAR checkpoints.
+"""Our own networks for 32x32 images: residual ones with the parameter names of public CIFAR checkpoints, and a ViT.
 
 ResNet-20, 32, 44, 56, 110 (He et al. 2016a) and PreActResNet-18 (He et al. 2016b) use `layer1.0.conv1` and `linear`;
 WideResNet-depth-width (Zagoruyko and Komodakis 2016), with ReLU or SiLU, uses the names of the TRADES and AWP
-checkpoints, `block1.layer.0.convShortcut` and `fc`.
+checkpoints, `block1.layer.0.convShortcut` and `fc`. The vision transformer has timm's (`blocks.0.attn.qkv`).
 """
 
 from collections.abc import Sequence
 from typing import Any, Literal, cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lipforge.errors import InputError
-from lipforge.models.layers import CIFAR10_MEAN, CIFAR10_STD, Normalize
 
+CIFAR10_MEAN, CIFAR10_STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 Activation = Literal["relu", "silu"]
 Shortcut = Literal["pad", "conv"]
 ACTIVATIONS = {"relu": nn.ReLU, "silu": nn.SiLU}
+# timm's vision transformers use this epsilon; torch's default is ten times larger.
+LAYER_NORM_EPS = 1e-6
+
+
+class Normalize(nn.Module):
+    """`(images - mean) / std` per channel, so that the model behind it takes images in [0, 1].
+
+    Mean and standard deviation are buffers: they follow the model to its device and dtype. They are not
+    persistent: they belong to the architecture's arguments, so a checkpoint holds learned tensors only, and
+    one that was trained with the normalisation outside of the model fits.
+
+    >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 1, 1)).item()
+    2.0
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
+        super().__init__()
+        if len(mean) != len(std) or not len(mean):
+            raise InputError(f"mean and std must have one value per channel, got {len(mean)} and {len(std)}")
+        if not all(value > 0 for value in std):
+            raise InputError(f"std must be above 0 in every channel, got {list(std)}")
+        self.register_buffer("mean", torch.tensor(list(mean)).view(-1, 1, 1), persistent=False)
+        self.register_buffer("std", torch.tensor(list(std)).view(-1, 1, 1), persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Broadcasting would quietly turn a grey image into three channels, or three means into three images.
+        if images.shape[-3] != len(self.mean):
+            raise InputError(f"images must have {len(self.mean)} channels here, got the shape {tuple(images.shape)}")
+        return (images - self.mean) / self.std
+
+    def extra_repr(self) -> str:
+        mean, std = ([round(value, 4) for value in part.flatten().tolist()] for part in (self.mean, self.std))
+        return f"mean={mean}, std={std}"
 
 
 class ResNet(nn.Module):
@@ -228,4 +265,101 @@ def init_residual_(model: nn.Module) -> None:
             nn.init.zeros_(module.bias)
 
 
-resnet, preact_resnet18, wide_resnet = ResNet, PreActResNet, WideResNet
+class VisionTransformer(nn.Module):
+    """A pre-norm vision transformer: patches and learned positions, blocks, linear head on the class token."""
+
+    def __init__(
+        self,
+        dim: int = 384,
+        depth: int = 7,
+        heads: int = 6,
+        classes: int = 10,
+        *,
+        image_size: int = 32,
+        patch_size: int = 4,
+        mlp_ratio: int = 4,
+        mean: Sequence[float] = CIFAR10_MEAN,
+        std: Sequence[float] = CIFAR10_STD,
+    ) -> None:
+        super().__init__()
+        if image_size % patch_size:
+            raise InputError(f"image_size must be a multiple of patch_size, got {image_size} and {patch_size}")
+        if dim % heads:
+            raise InputError(f"dim must be a multiple of heads, got {dim} and {heads}")
+        self.normalize = Normalize(mean, std)
+        self.patch_embed = PatchEmbed(dim, patch_size)
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, dim))
+        self.pos_embed = nn.Parameter(torch.zeros(1, (image_size // patch_size) ** 2 + 1, dim))
+        self.blocks = nn.Sequential(*(Block(dim, heads, mlp_ratio) for _ in range(depth)))
+        self.norm = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.head = nn.Linear(dim, classes)
+        nn.init.trunc_normal_(self.pos_embed, std=0.02)
+        nn.init.trunc_normal_(self.cls_token, std=0.02)
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.trunc_normal_(module.weight, std=0.02)
+                nn.init.zeros_(module.bias)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.patch_embed(self.normalize(images))
+        class_token = self.cls_token.expand(len(patches), -1, -1)
+        x = torch.cat([class_token, patches], dim=1) + self.pos_embed
+        return cast(Tensor, self.head(self.norm(self.blocks(x))[:, 0]))
+
+
+class PatchEmbed(nn.Module):
+    """Images (N, 3, H, W) to tokens (N, HW / patch_size^2, dim)."""
+
+    def __init__(self, dim: int, patch_size: int) -> None:
+        super().__init__()
+        self.proj = nn.Conv2d(3, dim, kernel_size=patch_size, stride=patch_size)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return cast(Tensor, self.proj(images).flatten(2).transpose(1, 2))
+
+
+class Block(nn.Module):
+    """Attention and MLP, each on the layer norm of its input and added to it."""
+
+    def __init__(self, dim: int, heads: int, mlp_ratio: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.attn = Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim, eps=LAYER_NORM_EPS)
+        self.mlp = Mlp(dim, mlp_ratio * dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x))
+        return cast(Tensor, x + self.mlp(self.norm2(x)))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention."""
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        count, tokens, dim = x.shape
+        qkv = self.qkv(x).view(count, tokens, 3, self.heads, dim // self.heads)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(query, key, value)
+        return cast(Tensor, self.proj(mixed.transpose(1, 2).reshape(count, tokens, dim)))
+
+
+class Mlp(nn.Module):
+    """`fc2(gelu(fc1(x)))`."""
+
+    def __init__(self, dim: int, hidden: int) -> None:
+        super().__init__()
+        self.fc1 = nn.Linear(dim, hidden)
+        self.fc2 = nn.Linear(hidden, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return cast(Tensor, self.fc2(F.gelu(self.fc1(x))))
+
+
+resnet, preact_resnet18, wide_resnet, vit = ResNet, PreActResNet, WideResNet, VisionTransformer
