@@ -3,6 +3,8 @@
 A message names the argument, what was expected, what was found and the way out.
 """
 
+from collections.abc import Iterable
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -62,3 +64,16 @@ def import_extra(module: str, extra: str) -> Any:
 def missing_extra(package: str, extra: str) -> MissingExtraError:
     """The error for a missing optional package, with the command that installs it."""
     return MissingExtraError(f"this needs the package '{package}': pip install 'lipforge[{extra}]'")
+
+
+def suggest(name: str, known: Iterable[str], *, count: int = 3) -> str:
+    """The end of an error message: the nearest known names, or nothing where none is near.
+
+    >>> suggest("resnet2O", ["resnet20", "vit-tiny"])
+    "; did you mean 'resnet20'?"
+    >>> suggest("xyz", ["resnet20"])
+    ''
+    """
+    spelled = {other.lower(): other for other in known}
+    near = get_close_matches(name.lower(), spelled, n=count)
+    return f"; did you mean {' or '.join(repr(spelled[other]) for other in near)}?" if near else ""

@@ -13,7 +13,6 @@ import numpy as np
 from PIL import Image
 
 from lipforge.data.base import Bytes, Ints, content_digest
-from lipforge.data.formats import read_batches, read_strips
 from lipforge.data.known import KnownSet, Layout
 
 CLASSES = ("ant", "bee", "cow")
@@ -84,20 +83,20 @@ class Toy:
             }
         )
         self.python = Layout(
+            format="batches",
             archive="toy-python.tar.gz",
             inside="toy-py",
             folders=("toy-py",),
             files={"train": ("one", "two"), "test": ("last",)},
-            decode=read_batches,
             md5=md5(self.python_archive),
             size=len(self.python_archive),
             file_md5={name: md5(content) for name, content in self.batches.items()},
         )
         self.npm = Layout(
+            format="strips",
             archive="toy-1.0.0.tgz",
             inside="package",
             files={"train": ("train.png", "train.json"), "test": ("test.png", "test.json")},
-            decode=read_strips,
         )
         self.known = KnownSet(
             name="toy",

@@ -145,13 +145,14 @@ def hold(order, name, seconds):
 
 def test_two_processes_take_turns():
     context = multiprocessing.get_context("fork")
-    order = context.Queue()
+    order = context.SimpleQueue()  # its put returns when the message is in the pipe, so messages keep their order
     processes = [context.Process(target=hold, args=(order, name, 0.3)) for name in ("a", "b")]
     for process in processes:
         process.start()
-    seen = [order.get(timeout=20) for _ in range(4)]
     for process in processes:
-        process.join()
+        process.join(timeout=20)
+    assert [process.exitcode for process in processes] == [0, 0]
+    seen = [order.get() for _ in range(4)]
     assert [entry.split()[1] for entry in seen] == ["in", "out", "in", "out"]
     assert seen[0][0] == seen[1][0]
 

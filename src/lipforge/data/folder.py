@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import Indexed, Indices, Ints, check_indices, unit_range
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, unit_range
 from lipforge.data.images import (
     FILTERS,
     Decoded,
@@ -68,29 +68,21 @@ class FolderOptions:
 
 
 @dataclass(frozen=True, eq=False)
-class FolderData(Indexed):
+class FolderData(DataSet):
     """The images of a folder; worker processes decode them ahead of the reader, and none stays in memory.
 
-    Build it with `open_folder`. `seed` says how its files were drawn (None: all of them); `skipped` names the files
-    left out because they could not be read.
+    Build it with `open_folder`. Its classes are all sub-folders, empty ones too, in sorted order. `seed` says how its
+    files were drawn (None: all of them); `skipped` names the files left out because they could not be read.
     """
 
     name: str
     listing: Listing = field(repr=False)
     options: FolderOptions
+    classes: int
+    class_names: tuple[str, ...]
     seed: int | None = None
     skipped: tuple[str, ...] = ()
     find_training: partial["FolderData"] | None = field(default=None, repr=False)
-
-    @property
-    def classes(self) -> int:
-        """How many classes there are: one per sub-folder, empty ones too."""
-        return len(self.listing.class_names)
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the sub-folders, sorted."""
-        return self.listing.class_names
 
     @property
     def labels(self) -> Ints:
@@ -119,7 +111,7 @@ class FolderData(Indexed):
         """Where the images came from and how they were prepared, ready for JSON."""
         prepared = {"resize": self.options.resize, "crop": self.options.crop, "by": self.options.interpolation}
         drawn = {"seed": self.seed, "digest": self.listing.digest(), "skipped": list(self.skipped)}
-        return {"name": self.name, "count": len(self), "classes": self.classes, "prepared": prepared, **drawn}
+        return super().describe() | {"prepared": prepared} | drawn
 
     def _checked(self, decoded: Decoded) -> tuple[Tensor, Tensor]:
         if decoded.failures:
@@ -146,18 +138,18 @@ def open_folder(
     if limit is not None and limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
     test, train = find_parts(root)
-    drawn: int | None = None
     if train is not None and not options.class_names:
         # One numbering for both, also where a class is in only one of them.
         options = replace(options, class_names=tuple(sorted({*class_folders(test), *class_folders(train)})))
     listing = list_files(test, options.class_names)
     if options.files is not None:
         listing = read_listing(listing, Path(options.files))
+    drawn = None
     if limit is not None and limit < len(listing):
-        listing = listing.pick(shuffled(len(listing), seed)[:limit])
-        drawn = seed
-    find_training = None if train is None else partial(open_folder, train, replace(options, files=None))
-    data = FolderData(f"folder:{path}", listing, options, drawn, find_training=find_training)
+        listing, drawn = listing.pick(shuffled(len(listing), seed)[:limit]), seed
+    training = None if train is None else partial(open_folder, train, replace(options, files=None))
+    names = listing.class_names
+    data = FolderData(f"folder:{path}", listing, options, len(names), names, drawn, find_training=training)
     return _without_unreadable(data) if options.on_error == "skip" else data
 
 

@@ -10,7 +10,7 @@ import math
 import pickle
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from PIL import Image
@@ -18,8 +18,14 @@ from PIL import Image
 from lipforge.data.base import Bytes, Ints, reading
 from lipforge.errors import DataError
 
+Format = Literal["batches", "strips", "idx"]
 PIXELS = 3 * 32 * 32
 UNSIGNED_BYTE = 8
+
+
+def decode(kind: Format, files: Mapping[str, bytes]) -> tuple[Bytes, Ints]:
+    """Images (N, C, H, W) and labels in the files of one split."""
+    return {"batches": read_batches, "strips": read_strips, "idx": read_pair}[kind](files)
 
 
 def read_batches(files: Mapping[str, bytes]) -> tuple[Bytes, Ints]:
@@ -117,21 +123,19 @@ def _read_strip(content: bytes, name: str) -> Bytes:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, *, encoding: str) -> None:
-        super().__init__(file, encoding=encoding)
-        # Made anew for each file: a pickle may set attributes on what it is given.
-        self._replacements = _replacements()
-
     def find_class(self, module: str, name: str) -> Any:
         # NumPy 2 renamed numpy.core; pickles exist under both names.
-        known = self._replacements.get((module.replace("numpy.core", "numpy._core"), name))
+        known = _replacements().get((module.replace("numpy.core", "numpy._core"), name))
         if known is None:
             raise DataError(f"is refused: its pickle asks for {module}.{name}, which no image archive needs")
         return known
 
 
 def _replacements() -> dict[tuple[str, str], Any]:
-    """Harmless namesakes of what a pickled uint8 array refers to; they only keep what they are told."""
+    """Harmless namesakes of what a pickled uint8 array refers to; they only keep what they are told.
+
+    Made anew each time: a pickle may set attributes on what it is given.
+    """
 
     class Kind:
         def __init__(self, code: Any = "", *_: Any) -> None:

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lipforge.data.base import Bytes, DataSet, Indexed, Indices, check_indices, unit_range
+from lipforge.data.base import Bytes, DataSet, Indices, check_indices, unit_range
 from lipforge.data.images import Prepare, to_bytes
 from lipforge.errors import DataError, InputError, missing_extra
 
@@ -20,7 +20,7 @@ AS_IT_IS = Prepare()
 
 
 @dataclass(frozen=True, eq=False)
-class HubData(Indexed):
+class HubData(DataSet):
     """The images and labels in two columns of a Hugging Face data set, decoded as they are asked for."""
 
     name: str
@@ -36,20 +36,18 @@ class HubData(Indexed):
         return len(self.rows)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions."""
-        at = check_indices(indices, len(self)).tolist()
-        rows = [self.rows[index] for index in at]
-        images = [self._pixels(row[self.image], index) for index, row in zip(at, rows, strict=True)]
+        rows = [(index, self.rows[index]) for index in check_indices(indices, len(self)).tolist()]
+        images = [self._pixels(row[self.image], index) for index, row in rows]
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
             raise DataError(f"{self.name} has images of different sizes, {sorted(shapes)}; give resize and crop")
-        labels = torch.tensor([self._label(row[self.label], index) for index, row in zip(at, rows, strict=True)])
+        labels = torch.tensor([self._label(row[self.label], index) for index, row in rows])
         return unit_range(np.stack(images)) if images else torch.zeros(0, 3, 1, 1), labels.long()
 
     def describe(self) -> dict[str, Any]:
         """Where the images came from and how they were prepared, ready for JSON."""
-        found = {"fingerprint": getattr(self.rows, "_fingerprint", None), "prepared": self.prepare._asdict()}
-        return {"name": self.name, "count": len(self), "classes": self.classes, **found}
+        fingerprint = getattr(self.rows, "_fingerprint", None)
+        return super().describe() | {"fingerprint": fingerprint, "prepared": self.prepare._asdict()}
 
     def _pixels(self, image: Any, index: int) -> Bytes:
         if not isinstance(image, Image.Image):

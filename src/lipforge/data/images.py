@@ -98,15 +98,11 @@ def list_files(root: Path, class_names: tuple[str, ...] = ()) -> Listing:
     if class_names and unknown:
         raise DataError(f"{root} has the sub-folder '{unknown[0]}', which class_names does not name")
     class_names = class_names or found
-    names: list[bytes] = []
-    labels: list[int] = []
-    for label, folder in enumerate(class_names):
-        files = _image_files(root / folder)
-        names += files
-        labels += [label] * len(files)
-    if not names:
+    files = [_image_files(root / folder) for folder in class_names]
+    if not any(files):
         raise DataError(f"no images in the {len(found)} sub-folders of {root}; looked for {', '.join(SUFFIXES)}")
-    return Listing(root, class_names, np.array(names), np.array(labels, dtype=np.int64))
+    labels = np.repeat(np.arange(len(files), dtype=np.int64), [len(names) for names in files])
+    return Listing(root, class_names, np.array([name for names in files for name in names]), labels)
 
 
 def class_folders(root: Path) -> tuple[str, ...]:
@@ -133,7 +129,7 @@ def read_listing(listing: Listing, path: Path) -> Listing:
 
 def find_parts(root: Path) -> tuple[Path, Path | None]:
     """`root` itself and None, or its val/ (or test/) and train/ where it holds these, as ImageNet's own folder does."""
-    parts = [name for name in ("train", *TEST_FOLDERS) if _has_folders(root / name)]
+    parts = [name for name in ("train", *TEST_FOLDERS) if (root / name).is_dir() and class_folders(root / name)]
     if not parts:
         return root, None
     if parts == ["train"]:
@@ -185,12 +181,15 @@ def decode_files(
 ) -> Iterator[Decoded]:
     """The images at `indices` in that order, batch by batch; `workers=None` uses the cores there are."""
     parts = [part.tolist() for part in chunks(indices, batch_size)]
-    wanted = min(_cores(), MOST_WORKERS) if workers is None else workers
+    if workers is None:
+        # Those that this process may use, which in a container are fewer than the machine has.
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        workers = min(cores, MOST_WORKERS)
     files = _Files(listing, prepare)
     yield from DataLoader(
         files,
         batch_sampler=parts,
-        num_workers=min(wanted, len(parts)) if len(parts) > 1 else 0,
+        num_workers=min(workers, len(parts)) if len(parts) > 1 else 0,
         collate_fn=files.stack,
         # Without a generator of its own, a loader draws from torch's global one.
         generator=torch.Generator().manual_seed(0),
@@ -227,15 +226,6 @@ class _Files(Dataset[tuple[int, Bytes | str]]):
         side = self.prepare.crop or 0
         stacked = np.stack(images) if images else np.zeros((0, 3, side, side), np.uint8)
         return Decoded(torch.from_numpy(stacked), torch.tensor(labels, dtype=torch.int64), failures)
-
-
-def _cores() -> int:
-    """Cores that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _has_folders(folder: Path) -> bool:
-    return folder.is_dir() and any(entry.is_dir() for entry in folder.iterdir())
 
 
 def _image_files(folder: Path) -> list[bytes]:

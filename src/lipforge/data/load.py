@@ -1,8 +1,7 @@
 """A data set from one line of text, what names such a line may use, and a report on what a set holds."""
 
-import difflib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -17,9 +16,9 @@ from lipforge.data.fetch import cached_path, find_file, load_known
 from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.formats import read_idx, read_pair
 from lipforge.data.hub import AS_IT_IS, open_hub_folder
-from lipforge.data.known import KNOWN, SAMPLE, SPLITS, Split, idx_layout, load_sample
+from lipforge.data.known import KNOWN, SAMPLE, SPLITS, Split, load_sample
 from lipforge.data.split import take
-from lipforge.errors import DataError, InputError
+from lipforge.errors import DataError, InputError, suggest
 from lipforge.progress import progress
 
 PATH_KINDS = {
@@ -91,26 +90,28 @@ def load_data(
             "or pass a pair (images, labels) where data is asked for"
         )
     kind, _, rest = spec.partition(":")
+    if kind in PATH_KINDS and not rest:
+        raise InputError(f"'{spec}' lacks a path: {kind}:PATH")
+    path = str(Path(rest).expanduser())
     if kind == "folder":
-        return open_folder(_path_in(spec), folder, limit=limit, seed=seed or 0)
-    data = _read_path(kind, _path_in(spec), folder) if kind in PATH_KINDS else _read_named(kind, rest, root, download)
+        return open_folder(path, folder, limit=limit, seed=seed or 0)
+    data: DataSet
+    if kind == "hub":
+        data = open_hub_folder(path, AS_IT_IS if folder is None else folder.prepare)
+    elif kind in PATH_KINDS:
+        data = {"npz": read_npz, "npy": read_npy, "idx": _read_idx_folder}[kind](path)
+    else:
+        data = _read_named(kind, rest, root, download)
     return data if limit is None else take(data, limit, seed)
 
 
 def list_data() -> list[DataEntry]:
     """Every name that `load_data` knows, and every kind of path."""
-    named = [
-        DataEntry(
-            name=known.name,
-            holds=known.title,
-            counts=known.counts,
-            classes=len(known.class_names),
-            image=known.image,
-            ready=known is SAMPLE or all(cached_path(known, split).exists() for split in SPLITS),
-        )
-        for known in (*KNOWN.values(), SAMPLE)
-    ]
-    return named + [DataEntry(f"{kind}:PATH", holds, {}, None, None, True) for kind, holds in PATH_KINDS.items()]
+    entries = []
+    for known in (*KNOWN.values(), SAMPLE):
+        ready = known is SAMPLE or all(cached_path(known, split).exists() for split in SPLITS)
+        entries.append(DataEntry(known.name, known.title, known.counts, len(known.class_names), known.image, ready))
+    return entries + [DataEntry(f"{kind}:PATH", holds, {}, None, None, True) for kind, holds in PATH_KINDS.items()]
 
 
 def get_data(name: str, *, root: str | Path | None = None, download: bool = True) -> DataEntry:
@@ -131,8 +132,8 @@ def check_data(
         # Skipping would hide what this is asked to find.
         folder = replace(folder or FolderOptions(), on_error="raise")
     data = load_data(spec, root=root, folder=folder, download=download)
-    seen = _Seen(data)
-    digest = content_digest(seen.pieces())
+    seen = _Seen(np.zeros(data.classes, dtype=np.int64))
+    digest = content_digest(_look(data, seen))
     if not seen.shapes:
         raise DataError(f"none of the {len(seen.unreadable)} images of {spec} can be read: {seen.unreadable[0]}")
     if len(seen.shapes) > 1:
@@ -164,19 +165,10 @@ def _read_named(name: str, split: str, root: str | Path | None, download: bool) 
     return replace(data, name=name, find_training=training)
 
 
-def _read_path(kind: str, path: str, folder: FolderOptions | None) -> DataSet:
-    if kind == "npz":
-        return read_npz(path)
-    if kind == "npy":
-        return read_npy(path)
-    if kind == "idx":
-        return _read_idx_folder(Path(path), "test")
-    return open_hub_folder(path, AS_IT_IS if folder is None else folder.prepare)
-
-
-def _read_idx_folder(folder: Path, split: Split) -> ArrayData:
+def _read_idx_folder(path: str, split: Split = "test") -> ArrayData:
     """A split of four IDX files; the number of classes is one more than the largest label in either split."""
-    files = idx_layout(()).files
+    folder = Path(path)
+    files = KNOWN["mnist"].layouts[0].files
     found = {part: [find_file(folder, name) for name in files[part]] for part in SPLITS}
     pair = [path for path in found[split] if path is not None]
     if len(pair) < 2:
@@ -186,52 +178,44 @@ def _read_idx_folder(folder: Path, split: Split) -> ArrayData:
     largest += [int(read_idx(path.read_bytes(), str(path), axes=1).max()) for _, path in found.values() if path]
     data = from_arrays(images, labels, name=f"idx:{folder}", classes=max(largest) + 1)
     if split == "test" and all(found["train"]):
-        return replace(data, find_training=partial(_read_idx_folder, folder, "train"))
+        return replace(data, find_training=partial(_read_idx_folder, path, "train"))
     return data if split == "test" else replace(data, name=f"idx:{folder}:train")
 
 
-def _path_in(spec: str) -> str:
-    kind, _, path = spec.partition(":")
-    if not path:
-        raise InputError(f"'{spec}' lacks a path: {kind}:PATH")
-    return str(Path(path).expanduser())
-
-
 def _unknown(name: str, rest: str) -> str:
-    names = [*KNOWN, SAMPLE.name, *PATH_KINDS]
-    near = difflib.get_close_matches(name.lower(), names, n=2, cutoff=0.5)
-    hint = f"; did you mean {' or '.join(near)}?" if near else ""
+    names = [*KNOWN, SAMPLE.name]
     spec = f"{name}:{rest}" if rest else name
+    hint = suggest(name, [*names, *PATH_KINDS], count=2).replace("'", "")
     if Path(spec).is_dir():
         hint = f"; did you mean folder:{spec}?"
     kinds = ", ".join(f"{kind}:PATH" for kind in PATH_KINDS)
-    return f"no data set '{name}'{hint} Known names: {', '.join([*KNOWN, SAMPLE.name])}; or {kinds}"
+    return f"no data set '{name}'{hint} Known names: {', '.join(names)}; or {kinds}"
 
 
+@dataclass
 class _Seen:
-    """What has been read so far, gathered while the pieces pass by on their way to the digest."""
+    """What has been read so far, gathered while the images pass by on their way to the digest."""
 
-    def __init__(self, data: DataSet) -> None:
-        self.data = data
-        self.histogram = np.zeros(data.classes, dtype=np.int64)
-        self.shapes: set[tuple[int, ...]] = set()
-        self.low, self.high = np.inf, -np.inf
-        self.unreadable: list[str] = []
+    histogram: Ints
+    shapes: set[tuple[int, ...]] = field(default_factory=set)
+    low: float = np.inf
+    high: float = -np.inf
+    unreadable: list[str] = field(default_factory=list)
 
-    def pieces(self) -> Iterator[tuple[npt.NDArray[Any], Ints]]:
-        with progress(f"checking {self.data.name}", len(self.data)) as step:
-            for images, labels, failures in _read(self.data):
-                self.unreadable += failures
-                step(len(labels) + len(failures), f"{len(self.unreadable)} unreadable" if self.unreadable else "")
-                if len(labels):
-                    self._look(images, labels)
-                    yield images, labels
 
-    def _look(self, images: npt.NDArray[Any], labels: Ints) -> None:
-        scale = 255 if images.dtype == np.uint8 else 1
-        self.shapes.add(images.shape[1:])
-        self.histogram += np.bincount(labels, minlength=len(self.histogram))
-        self.low, self.high = min(self.low, float(images.min()) / scale), max(self.high, float(images.max()) / scale)
+def _look(data: DataSet, seen: _Seen) -> Iterator[tuple[npt.NDArray[Any], Ints]]:
+    with progress(f"checking {data.name}", len(data)) as step:
+        for images, labels, failures in _read(data):
+            seen.unreadable += failures
+            step(len(labels) + len(failures), f"{len(seen.unreadable)} unreadable" if seen.unreadable else "")
+            if len(labels) == 0:
+                continue
+            scale = 255 if images.dtype == np.uint8 else 1
+            seen.shapes.add(images.shape[1:])
+            seen.histogram += np.bincount(labels, minlength=len(seen.histogram))
+            seen.low = min(seen.low, float(images.min()) / scale)
+            seen.high = max(seen.high, float(images.max()) / scale)
+            yield images, labels
 
 
 def _read(data: DataSet) -> Iterator[tuple[npt.NDArray[Any], Ints, list[str]]]:

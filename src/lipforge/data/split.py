@@ -9,31 +9,24 @@ import numpy as np
 from torch import Tensor
 
 from lipforge.batching import BATCH_SIZE, ImageData
-from lipforge.data.base import DataSet, Indexed, Indices, Ints, check_indices, stream
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, stream
 from lipforge.errors import InputError
 
 
 @dataclass(frozen=True, eq=False)
-class View(Indexed):
+class View(DataSet):
     """Some images of a data set, by index; nothing is copied or read before it is asked for.
 
-    `indices` are positions in `data`. `seed` says how they were drawn (None: not at random).
+    Build it with `view`. `indices` are positions in `data`, `classes` are those of the whole set, whether or not each
+    occurs here, and `seed` says how the images were drawn (None: not at random).
     """
 
     name: str
     data: ImageData
     indices: Ints = field(repr=False)
+    classes: int
+    class_names: tuple[str, ...] = ()
     seed: int | None = None
-
-    @property
-    def classes(self) -> int:
-        """How many classes the whole set has, whether or not each occurs here."""
-        return self.data.classes
-
-    @property
-    def class_names(self) -> tuple[str, ...]:
-        """The names of the classes, where known."""
-        return getattr(self.data, "class_names", ())
 
     @property
     def training(self) -> DataSet | None:
@@ -44,11 +37,9 @@ class View(Indexed):
         return len(self.indices)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, C, H, W) in [0, 1] and labels (N,) at these positions of the view."""
         return self.data.batch(self.indices[check_indices(indices, len(self))].tolist())
 
     def batches(self, batch_size: int = BATCH_SIZE) -> Iterator[tuple[Tensor, Tensor]]:
-        """All images and labels of the view in order."""
         return stream(self.data, self.indices, batch_size)
 
     @property
@@ -67,8 +58,8 @@ def view(data: ImageData, indices: Indices, *, name: str, seed: int | None = Non
     _check_data(data)
     chosen = check_indices(indices, len(data))
     if isinstance(data, View):
-        return View(name, data.data, data.indices[chosen], seed)
-    return View(name, data, chosen, seed)
+        chosen, data = data.indices[chosen], data.data
+    return View(name, data, chosen, data.classes, getattr(data, "class_names", ()), seed)
 
 
 def split(

@@ -6,20 +6,18 @@ NAME.safetensors beside a card NAME.json that says how to build the model and ho
 holds (data, training, measured accuracies) is for people. Adding the two files is all it takes to bundle a model.
 """
 
-import difflib
 import hashlib
 import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from lipforge.errors import InputError, WeightsError
-from lipforge.models.resnet import preact_resnet18, resnet, wide_resnet
-from lipforge.models.vit import vit
+from lipforge.errors import InputError, WeightsError, suggest
+from lipforge.models.networks import preact_resnet18, resnet, vit, wide_resnet
 from lipforge.models.weights import load_weights_
 from lipforge.records import read_json
 
@@ -56,7 +54,16 @@ def build_architecture(name: str, arguments: Mapping[str, Any]) -> nn.Module:
     if family is None:
         raise InputError(f"no architecture {name!r}{suggest(name, EXAMPLES)}")
     builder, fixed = family
-    _check_arguments(name, arguments, builder, fixed)
+    defaults = {key: taken.default for key, taken in inspect.signature(builder).parameters.items() if key not in fixed}
+    for key, value in arguments.items():
+        if key not in defaults:
+            raise InputError(
+                f"{name!r} has no argument {key!r}; it takes {', '.join(defaults)}{suggest(key, defaults)}"
+            )
+        if isinstance(defaults[key], tuple) and isinstance(value, (str, int)):
+            raise InputError(f"{key} of {name!r} cannot be given in a name: write a function and name that")
+        if isinstance(defaults[key], int) and not (isinstance(value, int) and value > 0):
+            raise InputError(f"{key} of {name!r} must be a whole number above 0, got {value!r}")
     return builder(**fixed, **arguments)
 
 
@@ -110,32 +117,15 @@ def load_bundled(name: str, directory: Path = BUNDLED, *, pretrained: bool = Tru
     model = build_architecture(card.architecture, card.arguments)
     if pretrained:
         path = directory / f"{name}.safetensors"
-        check_sha256(path, card.sha256)
+        if not path.is_file():
+            raise WeightsError(f"the bundled weights {path} are missing: install lipforge again")
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != card.sha256:
+            raise WeightsError(
+                f"{path} has SHA-256 {found}, its card says {card.sha256}: the file was changed or damaged"
+            )
         load_weights_(model, path)
     return model
-
-
-def check_sha256(path: Path, expected: str) -> None:
-    """Raise unless the file has this checksum."""
-    if not path.is_file():
-        raise WeightsError(f"the bundled weights {path} are missing: install lipforge again")
-    with path.open("rb") as file:
-        actual = hashlib.file_digest(file, "sha256").hexdigest()
-    if actual != expected:
-        raise WeightsError(f"{path} has SHA-256 {actual}, its card says {expected}: the file was changed or damaged")
-
-
-def suggest(name: str, known: Iterable[str], *, count: int = 3) -> str:
-    """The end of an error message: the nearest known names, or nothing where none is near.
-
-    >>> suggest("resnet2O", ["resnet20", "vit-tiny"])
-    "; did you mean 'resnet20'?"
-    >>> suggest("xyz", ["resnet20"])
-    ''
-    """
-    spelled = {other.lower(): other for other in known}
-    near = difflib.get_close_matches(name.lower(), spelled, n=count)
-    return f"; did you mean {' or '.join(repr(spelled[other]) for other in near)}?" if near else ""
 
 
 def _family(name: str) -> tuple[Builder, dict[str, Any]] | None:
@@ -143,15 +133,3 @@ def _family(name: str) -> tuple[Builder, dict[str, Any]] | None:
         if match := re.fullmatch(pattern, name, flags=re.IGNORECASE):
             return builder, {**fixed, **{key: int(value) for key, value in match.groupdict().items()}}
     return None
-
-
-def _check_arguments(name: str, arguments: Mapping[str, Any], builder: Builder, fixed: Mapping[str, Any]) -> None:
-    known = [key for key in inspect.signature(builder).parameters if key not in fixed]
-    for key, value in arguments.items():
-        if key not in known:
-            raise InputError(f"{name!r} has no argument {key!r}; it takes {', '.join(known)}{suggest(key, known)}")
-        default = inspect.signature(builder).parameters[key].default
-        if isinstance(default, tuple) and isinstance(value, (str, int)):
-            raise InputError(f"{key} of {name!r} cannot be given in a name: write a function and name that")
-        if isinstance(default, int) and not (isinstance(value, int) and value > 0):
-            raise InputError(f"{key} of {name!r} must be a whole number above 0, got {value!r}")

@@ -1,19 +1,18 @@
 """Any model by name: bundled, own architecture, RobustBench, timm, torchvision, or the user's own function."""
 
-import contextlib
 import importlib.util
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, ModelError, WeightsError
+from lipforge.errors import InputError, ModelError, WeightsError, suggest
 from lipforge.models.architectures import (
     EXAMPLES,
     build_architecture,
@@ -22,7 +21,6 @@ from lipforge.models.architectures import (
     load_bundled,
     parse_architecture,
     read_card,
-    suggest,
 )
 from lipforge.models.packages import timm_model, timm_names, torchvision_model, torchvision_names
 from lipforge.models.robustbench import robustbench_entries, robustbench_model
@@ -85,10 +83,18 @@ def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
     `classes` is passed on if the function takes an argument of that name (or `num_classes`).
     """
     place, _, name = spec.rpartition(":")
-    function = _find(_import(place), name, place)
-    arguments = _class_argument(function, classes, spec)
+    module = _import(place)
+    function = getattr(module, name, None)
+    if not callable(function):
+        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
+    signature = inspect.signature(function)
+    taken = [key for key in ("classes", "num_classes") if key in signature.parameters]
+    if classes is not None and not taken:
+        raise InputError(f"classes={classes} was asked for, but {spec} has no argument 'classes' or 'num_classes'")
+    arguments = {} if classes is None else {taken[0]: classes}
     try:
-        inspect.signature(function).bind(**arguments)
+        signature.bind(**arguments)
     except TypeError as error:
         raise InputError(f"{spec} must work without arguments, but Python says: {error}") from None
     model = function(**arguments)
@@ -102,7 +108,10 @@ def _load(spec: str, wanted: Wanted) -> nn.Module:
     if scheme in _PACKAGES:
         return _PACKAGES[scheme][0](name, wanted)
     if spec in bundled_names():
-        model = _bundled(spec, wanted)
+        found = read_card(spec).arguments.get("classes", 10)
+        if wanted.classes not in (None, found):
+            raise InputError(f"the bundled model {spec!r} has {found} classes, not {wanted.classes}")
+        model = load_bundled(spec, pretrained=wanted.pretrained and wanted.weights is None)
     elif is_architecture(spec):
         return _architecture(spec, wanted)
     elif name and "=" not in name:
@@ -114,13 +123,6 @@ def _load(spec: str, wanted: Wanted) -> nn.Module:
     if wanted.weights is not None:
         load_weights_(model, wanted.weights)
     return model
-
-
-def _bundled(name: str, wanted: Wanted) -> nn.Module:
-    found = read_card(name).arguments.get("classes", 10)
-    if wanted.classes not in (None, found):
-        raise InputError(f"the bundled model {name!r} has {found} classes, not {wanted.classes}")
-    return load_bundled(name, pretrained=wanted.pretrained and wanted.weights is None)
 
 
 def _architecture(spec: str, wanted: Wanted) -> nn.Module:
@@ -141,31 +143,29 @@ def _architecture(spec: str, wanted: Wanted) -> nn.Module:
 
 
 def _names(kind: str) -> list[str]:
-    if kind == "bundled":
-        return bundled_names()
-    if kind == "architecture":
-        return list(EXAMPLES)
+    if kind in ("bundled", "architecture"):
+        return bundled_names() if kind == "bundled" else list(EXAMPLES)
     if kind not in _PACKAGES:
-        kinds = f"bundled, architecture, {', '.join(_PACKAGES)}"
-        raise InputError(f"no kind of model {kind!r}; expected one of {kinds}")
+        raise InputError(f"no kind of model {kind!r}; expected one of bundled, architecture, {', '.join(_PACKAGES)}")
     return [f"{kind}:{name}" for name in _PACKAGES[kind][1]()]
 
 
 def _import(place: str) -> ModuleType:
+    file = Path(place).expanduser().resolve() if place.endswith(".py") else None
+    # Imports find the user's neighbouring files, as `python file.py` would.
+    directory = str(Path.cwd() if file is None else file.parent)
+    sys.path.insert(0, directory)
     try:
-        if place.endswith(".py"):
-            return _import_file(Path(place))
-        with _search_path(Path.cwd()):
-            return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        hint = " (a file is given as path/to/file.py:function)" if error.name == place.split(".")[0] else ""
-        raise InputError(f"cannot import {place}: {error}{hint}") from error
+        return importlib.import_module(place) if file is None else _import_file(file)
     except (ImportError, SyntaxError, OSError) as error:
-        raise InputError(f"cannot import {place}: {error}") from error
+        missing = isinstance(error, ModuleNotFoundError) and error.name == place.split(".")[0]
+        hint = " (a file is given as path/to/file.py:function)" if missing else ""
+        raise InputError(f"cannot import {place}: {error}{hint}") from error
+    finally:
+        sys.path.remove(directory)
 
 
 def _import_file(path: Path) -> ModuleType:
-    path = path.expanduser().resolve()
     if not path.is_file():
         raise InputError(f"no file {path}")
     # Known to sys.modules, and without dots in the name, so that classes are found again when a model is unpickled.
@@ -176,37 +176,8 @@ def _import_file(path: Path) -> ModuleType:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with _search_path(path.parent):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
     return module
-
-
-@contextlib.contextmanager
-def _search_path(directory: Path) -> Iterator[None]:
-    """Let imports find the user's neighbouring files, as `python file.py` would."""
-    sys.path.insert(0, str(directory))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(directory))
-
-
-def _find(module: ModuleType, name: str, place: str) -> Callable[..., Any]:
-    function = getattr(module, name, None)
-    if not callable(function):
-        found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
-    return function  # type: ignore[no-any-return]  # getattr of a module is Any; callable() was just checked
-
-
-def _class_argument(function: Callable[..., Any], classes: int | None, spec: str) -> dict[str, int]:
-    if classes is None:
-        return {}
-    taken = inspect.signature(function).parameters
-    for name in ("classes", "num_classes"):
-        if name in taken:
-            return {name: classes}
-    raise InputError(f"classes={classes} was asked for, but {spec} has no argument 'classes' or 'num_classes'")

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra
-from lipforge.models.architectures import suggest
-from lipforge.models.layers import Normalize
+from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra, suggest
+from lipforge.models.networks import Normalize
 from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
@@ -85,15 +84,13 @@ def torchvision_model(name: str, wanted: Wanted) -> nn.Module:
 def timm_names() -> list[str]:
     """timm's own models. Other packages register theirs with it too, normalisation inside: ours would be a second."""
     timm = import_package("timm")
-    names: list[str] = timm.list_models()
-    return [name for name in names if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
+    return [name for name in timm.list_models() if timm.models.model_entrypoint(name).__module__.startswith("timm.")]
 
 
 def torchvision_names() -> list[str]:
     """torchvision's classifiers."""
     models = import_package("torchvision").models
-    names: list[str] = models.list_models(module=models)
-    return names
+    return list(models.list_models(module=models))
 
 
 def normalized(network: nn.Module, mean: Sequence[float], std: Sequence[float]) -> nn.Sequential:

@@ -10,13 +10,12 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, ModelError
-from lipforge.models.architectures import suggest
+from lipforge.errors import InputError, ModelError, suggest
 from lipforge.models.packages import downloading, import_package, layout_filter, quiet
 from lipforge.models.weights import Wanted, find_weights, load_weights_, read_checkpoint
 
@@ -56,7 +55,13 @@ def robustbench_model(spec: str, wanted: Wanted) -> nn.Module:
         parts = range(len(entry.drive_ids))
         _load_(model, entry, [str(_local_or_download(entry, part, wanted.weights_dir)) for part in parts])
     elif wanted.pretrained and entry.timm_name:
-        _load_timm_(model, entry, wanted.weights_dir)
+        # Registered with timm, which knows the address of their weights.
+        if (local := find_weights(wanted.weights_dir, entry.files(0))) is not None:
+            load_weights_(model, local)
+        else:
+            with quiet(), downloading(entry.name):
+                loaded = import_package("timm").create_model(entry.timm_name, pretrained=True)
+            model.load_state_dict(loaded.state_dict())
     return model
 
 
@@ -71,22 +76,17 @@ def find_entry(spec: str) -> Entry:
 
 def robustbench_entries() -> dict[str, Entry]:
     """All lines of RobustBench's table by "dataset/threat/name"."""
-    zoo = import_robustbench()
-    timm = import_package("timm")
+    zoo, timm = import_robustbench(), import_package("timm")
     entries = {}
     for dataset, threats in zoo.model_dicts.items():
         for threat, models in threats.items():
             for name, line in models.items():
                 registered = f"{name.lower().replace('-', '_')}_{dataset.value}_{threat.value}".lower()
                 ids = line["gdrive_id"] or ()
-                entries[f"{dataset.value}/{threat.value}/{name}"] = Entry(
-                    dataset=dataset.value,
-                    threat=threat.value,
-                    name=name,
-                    build=line["model"],
-                    drive_ids=(ids,) if isinstance(ids, str) else tuple(ids),
-                    timm_name=registered if timm.is_model(registered) else "",
-                )
+                drive_ids = (ids,) if isinstance(ids, str) else tuple(ids)
+                timm_name = registered if timm.is_model(registered) else ""
+                entry = Entry(dataset.value, threat.value, name, line["model"], drive_ids, timm_name)
+                entries[f"{dataset.value}/{threat.value}/{name}"] = entry
     return entries
 
 
@@ -99,9 +99,8 @@ def import_robustbench() -> Any:
     import_package("timm")
     aliases: list[str] = []
     if "robustbench" not in sys.modules and importlib.util.find_spec("autoattack") is None:
-        sys.modules["autoattack"] = import_package("pyautoattack")
-        sys.modules["autoattack.state"] = import_package("pyautoattack.state")
         aliases = ["autoattack", "autoattack.state"]
+        sys.modules.update({alias: import_package(f"py{alias}") for alias in aliases})
     try:
         import_package("robustbench")
         return import_package("robustbench.model_zoo")
@@ -119,21 +118,25 @@ def carried_masks(model: nn.Module) -> list[str]:
     >>> carried_masks(nn.BatchNorm2d(3))
     []
     """
-    return [name for name, module in model.named_modules() if _is_mean_sparse(module)]
+    masks = []
+    for name, module in model.named_modules():
+        buffers = {buffer for buffer, _ in module.named_buffers(recurse=False)}
+        if {"running_mean", "running_var", "threshold"} <= buffers and not list(module.parameters(recurse=False)):
+            masks.append(name)
+    return masks
 
 
 def _build(entry: Entry, classes: int) -> nn.Module:
     try:
         with quiet():
             if entry.timm_name:
-                timm = import_package("timm")
-                model: nn.Module = timm.create_model(entry.timm_name, pretrained=False, num_classes=classes)
+                model = import_package("timm").create_model(entry.timm_name, pretrained=False, num_classes=classes)
             else:
                 model = entry.build()
+            return cast(nn.Module, model)
     except (OSError, RuntimeError, AssertionError) as error:
         # A few constructors download weights on their own (Standard_R50) or insist on CUDA (Bai2023Improving).
         raise ModelError(f"RobustBench could not build {entry.name}: {error}") from error
-    return model
 
 
 def _local_or_download(entry: Entry, part: int, weights_dir: str | Path | None) -> Path:
@@ -191,19 +194,3 @@ def _choice(entry: Entry, file: str) -> str:
         return ""
     checkpoint = read_checkpoint(file)
     return "#last" if isinstance(checkpoint, Mapping) and "last" in checkpoint else ""
-
-
-def _load_timm_(model: nn.Module, entry: Entry, weights_dir: str | Path | None) -> None:
-    """These entries are registered with timm, which knows the address of their weights."""
-    if (local := find_weights(weights_dir, entry.files(0))) is not None:
-        load_weights_(model, local)
-        return
-    timm = import_package("timm")
-    with quiet(), downloading(entry.name):
-        loaded = timm.create_model(entry.timm_name, pretrained=True)
-    model.load_state_dict(loaded.state_dict())
-
-
-def _is_mean_sparse(module: nn.Module) -> bool:
-    buffers = {name for name, _ in module.named_buffers(recurse=False)}
-    return {"running_mean", "running_var", "threshold"} <= buffers and not list(module.parameters(recurse=False))

@@ -25,7 +25,7 @@ _NOT_CHECKPOINTS = [
     (rb"\x1f\x8b|BZh|\xfd7zXZ|7z\xbc\xaf", "a compressed archive: unpack it first"),
 ]
 # What DataParallel, torch.compile, averaging and normalising wrappers put in front of a name.
-_PREFIXES = ("module.", "model.", "_orig_mod.", "net.", "ema.", "ema_model.")
+_PREFIXES = re.compile(r"^((module|model|_orig_mod|net|ema|ema_model)\.)+")
 # The constructor of the model knows these constants, and old checkpoints lack them.
 _CONSTANTS = ("mean", "std", "mu", "sigma", "num_batches_tracked")
 _LEFTOVERS = ("n_averaged",)
@@ -55,19 +55,21 @@ def load_weights_(
     `adapt` translates an older layout and is tried where the names do not fit as they are; names that end
     in one of `ignore` may be left over.
     """
-    path, key = _split_key(str(weights))
+    path, _, key = str(weights).rpartition("#")
+    if not path or Path(weights).is_file():  # a file may really have a "#" in its name
+        path, key = str(weights), ""
     found = state_dicts(read_checkpoint(path))
     if key:
         found = {name: state for name, state in found.items() if name == key}
     if not found:
         raise WeightsError(f"{path} holds no state dict{f' under {key!r}' if key else ''}: expected names and tensors")
     matches = {name: _best_match(model, state, adapt, ignore) for name, state in found.items()}
-    fitting = {name: match for name, match in matches.items() if match.fits}
+    fitting = {name: match for name, match in matches.items() if not match.distance}
     if not fitting:
         closest = min(matches.values(), key=lambda match: match.distance)
         raise WeightsError(f"{path} does not fit the model: {closest}")
     chosen, *others = fitting.values()
-    if any(not _equal(chosen.tensors, other.tensors) for other in others):
+    if not all(_equal(chosen.tensors, other.tensors) for other in others):
         keys = list(fitting)
         raise WeightsError(f"{path} holds different weights that fit: {', '.join(keys)}; name one: {path}#{keys[-1]}")
     _check_values(model, chosen.tensors, path)
@@ -83,10 +85,6 @@ class Match:
     unexpected: list[str]
     wrong_shape: list[str]
     hint: str = ""
-
-    @property
-    def fits(self) -> bool:
-        return self.distance == 0
 
     @property
     def distance(self) -> int:
@@ -107,19 +105,15 @@ def match_names(model: nn.Module, state: StateDict, *, ignore: tuple[str, ...] =
         places = {strip_prefixes(name): name for name in own}
         given = {strip_prefixes(name): tensor for name, tensor in state.items()}
     parameters = {name for name, _ in model.named_parameters()}
-    missing = [
-        name
-        for short, name in places.items()
-        if short not in given and (name in parameters or name.split(".")[-1] not in _CONSTANTS)
-    ]
+    needed = {name for name in own if name in parameters or name.split(".")[-1] not in _CONSTANTS}
+    missing = [name for short, name in places.items() if short not in given and name in needed]
     unexpected = [name for name in given if name not in places and not name.endswith((*_LEFTOVERS, *ignore))]
     tensors = {places[short]: tensor for short, tensor in given.items() if short in places}
     wrong = [name for name, tensor in tensors.items() if tensor.shape != own[name].shape]
     told = [f"{name}: file {_shape(tensors[name])}, model {_shape(own[name])}" for name in wrong]
     hint = _class_hint(wrong, tensors, own) if not missing and not unexpected else ""
-    return Match(
-        {name: tensor for name, tensor in tensors.items() if name not in wrong}, missing, unexpected, told, hint
-    )
+    fitting = {name: tensor for name, tensor in tensors.items() if name not in wrong}
+    return Match(fitting, missing, unexpected, told, hint)
 
 
 def strip_prefixes(name: str) -> str:
@@ -128,9 +122,7 @@ def strip_prefixes(name: str) -> str:
     >>> strip_prefixes("module.model.conv1.weight")
     'conv1.weight'
     """
-    while prefix := next((prefix for prefix in _PREFIXES if name.startswith(prefix)), ""):
-        name = name.removeprefix(prefix)
-    return name
+    return _PREFIXES.sub("", name)
 
 
 def find_weights(weights_dir: str | Path | None, names: list[str]) -> Path | None:
@@ -157,29 +149,19 @@ def _check_values(model: nn.Module, tensors: StateDict, path: str) -> None:
         raise WeightsError(f"{path} holds values that are not finite: {_examples(broken)}; training must have diverged")
 
 
-def _split_key(weights: str) -> tuple[str, str]:
-    """The file and the key after "#"; a file that really has a "#" in its name is taken whole."""
-    path, _, key = weights.rpartition("#")
-    return (path, key) if path and not Path(weights).is_file() else (weights, "")
-
-
 def _best_match(model: nn.Module, state: StateDict, adapt: Adapt | None, ignore: tuple[str, ...]) -> Match:
     direct = match_names(model, state, ignore=ignore)
-    if direct.fits or adapt is None or _collides(state):
+    if not direct.distance or adapt is None or _collides(state):
         return direct
     try:
         adapted = adapt({strip_prefixes(name): tensor for name, tensor in state.items()})
     except (KeyError, AttributeError, IndexError, RuntimeError, ValueError):
         # The translation is another package's, made for its own files; this one is simply not such a file.
         return direct
-    if _resampled(state, adapted):
+    sizes, given = (Counter(tensor.numel() for tensor in tensors.values()) for tensors in (adapted, state))
+    if sizes - given:  # timm makes tensors of new sizes to fit another model's positions and patches
         return direct
     return min(direct, match_names(model, adapted, ignore=ignore), key=lambda match: match.distance)
-
-
-def _resampled(state: StateDict, adapted: StateDict) -> bool:
-    """Whether a translation made tensors of new sizes: timm fits another model's positions and patches that way."""
-    return bool(Counter(t.numel() for t in adapted.values()) - Counter(t.numel() for t in state.values()))
 
 
 def _collides(state: StateDict) -> bool:
@@ -199,8 +181,8 @@ def _class_hint(wrong: list[str], tensors: StateDict, own: StateDict) -> str:
     return f"; the checkpoint has {file} classes, the model {model}: build it with classes={file}"
 
 
-def _examples(names: list[str], count: int = 3) -> str:
-    return ", ".join(names[:count]) + (", ..." if len(names) > count else "")
+def _examples(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
 
 
 def _shape(tensor: Tensor) -> str:

@@ -3,10 +3,40 @@ import torch
 from torch import nn
 
 from lipforge.errors import InputError
-from lipforge.models import preact_resnet18, resnet, wide_resnet
+from lipforge.models import Normalize, preact_resnet18, resnet, vit, wide_resnet
+from lipforge.models.networks import BasicBlock, PadShortcut
 from lipforge.models.packages import import_package
-from lipforge.models.resnet import BasicBlock, PadShortcut
 from lipforge.models.robustbench import import_robustbench
+
+
+def test_each_channel_is_shifted_and_scaled_by_its_own_numbers():
+    images = torch.tensor([0.5, 0.75]).view(1, 2, 1, 1).expand(1, 2, 3, 3)
+    expected = torch.tensor([1.0, -1.0]).view(1, 2, 1, 1).expand(1, 2, 3, 3)
+    torch.testing.assert_close(Normalize((0.25, 1.0), (0.25, 0.25))(images), expected)
+
+
+def test_it_follows_the_model_to_another_dtype():
+    assert Normalize((0.5,), (0.5,)).double()(torch.zeros(1, 1, 1, 1, dtype=torch.float64)).dtype == torch.float64
+
+
+@pytest.mark.parametrize(("mean", "std"), [((0.5,), (0.5, 0.5)), ((), ())])
+def test_mean_and_std_must_match(mean, std):
+    with pytest.raises(InputError, match="one value per channel"):
+        Normalize(mean, std)
+
+
+def test_a_zero_std_is_refused():
+    with pytest.raises(InputError, match="above 0"):
+        Normalize((0.5, 0.5), (0.5, 0.0))
+
+
+def test_grey_images_are_not_broadcast_to_three_channels():
+    with pytest.raises(InputError, match=r"must have 3 channels here, got the shape \(2, 1, 4, 4\)"):
+        Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))(torch.zeros(2, 1, 4, 4))
+
+
+def test_the_numbers_are_visible_when_printed():
+    assert str(Normalize((0.4914,), (0.247,))) == "Normalize(mean=[0.4914], std=[0.247])"
 
 
 def parameters(model: nn.Module) -> int:
@@ -115,3 +145,36 @@ def test_logits_equal_those_of_the_trades_wide_resnet_with_the_same_weights():
     own = wide_resnet(16, 2, mean=(0, 0, 0), std=(1, 1, 1))
     own.load_state_dict(peer.state_dict())
     torch.testing.assert_close(own.eval()(images), peer.eval()(images))
+
+
+def test_the_parameter_count_is_the_sum_of_its_parts():
+    dim, depth, classes = 192, 12, 10
+    block = (3 * dim * dim + 3 * dim) + (dim * dim + dim) + (8 * dim * dim + 5 * dim) + 4 * dim
+    embedding = (3 * 16 * dim + dim) + dim + 65 * dim
+    expected = embedding + depth * block + 2 * dim + (dim * classes + classes)
+    assert sum(parameter.numel() for parameter in vit(dim, depth, 3).parameters()) == expected
+
+
+def test_patches_must_tile_the_image():
+    with pytest.raises(InputError, match="multiple of patch_size"):
+        vit(patch_size=5)
+
+
+def test_heads_must_divide_the_dimension():
+    with pytest.raises(InputError, match="multiple of heads"):
+        vit(dim=100, heads=3)
+
+
+@pytest.mark.zoo
+def test_logits_equal_those_of_timm_with_the_same_weights():
+    import_package("timm")
+    from timm.models.vision_transformer import VisionTransformer
+
+    torch.manual_seed(0)
+    own = vit(48, 3, 4, 10, mean=(0, 0, 0), std=(1, 1, 1)).eval()
+    peer = VisionTransformer(img_size=32, patch_size=4, num_classes=10, embed_dim=48, depth=3, num_heads=4).eval()
+    for parameter in peer.parameters():
+        torch.nn.init.normal_(parameter, std=0.1)
+    own.load_state_dict(peer.state_dict())
+    images = torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(own(images), peer(images))
