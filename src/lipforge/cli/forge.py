@@ -69,7 +69,7 @@ def forge(
 
 
 def _share(images: "ImageData", rank: Rank) -> "ImageData":
-    from lipforge.data.split import view
+    from lipforge.data.subsets import view
 
     if rank.count == 1:
         return images

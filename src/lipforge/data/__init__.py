@@ -6,4 +6,4 @@ from lipforge.data.fetch import cache_folder
 from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.hub import HubData, from_hugging_face
 from lipforge.data.load import DataEntry, DataReport, check_data, get_data, list_data, load_data
-from lipforge.data.split import View, split, take, view
+from lipforge.data.subsets import View, split, take, view

@@ -25,7 +25,7 @@ from lipforge.data.images import (
     list_files,
     read_listing,
 )
-from lipforge.data.split import shuffled
+from lipforge.data.subsets import shuffled
 from lipforge.errors import DataError, InputError
 from lipforge.progress import progress
 

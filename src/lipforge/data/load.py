@@ -17,7 +17,7 @@ from lipforge.data.folder import FolderData, FolderOptions, open_folder
 from lipforge.data.formats import read_idx, read_pair
 from lipforge.data.hub import AS_IT_IS, open_hub_folder
 from lipforge.data.known import KNOWN, SAMPLE, SPLITS, Split, load_sample
-from lipforge.data.split import take
+from lipforge.data.subsets import take
 from lipforge.errors import DataError, InputError, suggest
 from lipforge.progress import progress
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from lipforge.batching import ImageData, batches
 from lipforge.data import View, from_arrays, load_data, split, take
-from lipforge.data.split import shuffled
+from lipforge.data.subsets import shuffled
 from lipforge.errors import InputError
 
 
