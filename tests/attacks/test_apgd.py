@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lipforge.attacks import APGD, TargetedAPGD, norms
-from lipforge.attacks.apgd import Ball, DenseClimbers, Schedule, phases
+from lipforge.attacks.apgd import Climbers, Schedule, phases
 from lipforge.attacks.queries import is_misclassified
 from lipforge.attacks.state import Slope
 from lipforge.errors import InputError
@@ -98,8 +98,8 @@ def _climbers(values):
     def slope(step):
         return Slope(torch.full_like(x, float(step)), columns[step], torch.empty(0))
 
-    ball = Ball(norms.of("linf"), 0.5, rho=0.75)  # the first step is as long as the ball is wide
-    found = DenseClimbers.at_start(ball, torch.arange(len(values)), x, x, slope(0))
+    # In a ball of radius 0.5 the first step, as long as the ball is wide, is 1.
+    found = Climbers(norms.of("linf"), 0.5, 0.75, torch.arange(len(values)), x, x, slope(0))
     for step in range(1, len(columns)):
         found.last_point, found.point = found.point, torch.full_like(x, float(step))
         found.see(slope(step))

@@ -3,9 +3,8 @@
 In a sparse norm (l1) it takes sparse steps, in a ball whose radius shrinks to eps (Croce and Hein 2021).
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar, NamedTuple, Self
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ class APGD(Attack):
         _check_rho(self.rho)
 
     def attack(self, state: AttackState) -> None:
-        """Climb from each start until no image is robust."""
         goal, schedule = away(state, find_loss(self.loss)), Schedule(self.steps, self.rho, self.eot_iter)
         for restart in range(self.restarts):
             climb(state, goal, schedule, stream=f"apgd-{self.loss}", counter=restart)
@@ -78,7 +76,6 @@ class TargetedAPGD(Attack):
             raise InputError(f"order must be rank or nearest, got {self.order!r}")
 
     def attack(self, state: AttackState) -> None:
-        """Climb toward each target until no image is robust."""
         if len(state.robust()) == 0:
             return
         ordered = targets_by_rank if self.order == "rank" else targets_by_distance
@@ -97,12 +94,15 @@ class Schedule:
     rho: float
     eot_iter: int = 1
 
-    def checkpoints(self) -> dict[int, int]:
+    def checkpoints(self, *, sparse: bool = False) -> dict[int, int]:
         """The steps after which progress is judged, each with the number of steps since the last such judgement.
 
         >>> list(Schedule(100, rho=0.75).checkpoints())
         [22, 41, 57, 70, 80, 87, 93, 99]
         """
+        if sparse:
+            period = max(self.steps // 25, 1)
+            return dict.fromkeys(range(period, self.steps + 1, period), period)
         period, shrink, floor = (max(int(share * self.steps), 1) for share in (0.22, 0.03, 0.06))
         step, periods = 0, {}
         while step + period <= self.steps:
@@ -119,15 +119,13 @@ def climb(state: AttackState, goal: Goal, schedule: Schedule, *, stream: str, co
         return
     if not state.norm.sparse:
         start = state.edge_start(at, state.eps, stream=stream, counter=counter)
-        _climb(state, DenseClimbers, at, start, goal, state.eps, schedule, schedule.checkpoints())
+        _climb(state, at, start, goal, state.eps, schedule)
         return
     point = state.edge_start(at, RADII[0] * state.eps, stream=stream, counter=counter)
     for radius, steps in zip(RADII, phases(schedule.steps), strict=True):
         if steps and len(at):
-            eps, period = radius * state.eps, max(steps // 25, 1)
-            start = state.norm.project(point, state.x[at], eps)
-            checkpoints = dict.fromkeys(range(period, steps + 1, period), period)
-            climbers = _climb(state, SparseClimbers, at, start, goal, eps, replace(schedule, steps=steps), checkpoints)
+            start = state.norm.project(point, state.x[at], radius * state.eps)
+            climbers = _climb(state, at, start, goal, radius * state.eps, replace(schedule, steps=steps))
             at, point = climbers.at, climbers.best_point
 
 
@@ -141,160 +139,104 @@ def phases(steps: int) -> tuple[int, int, int]:
     return wide, wide, steps - 2 * wide
 
 
-def _climb(
-    state: AttackState,
-    kind: "type[DenseClimbers | SparseClimbers]",
-    at: Tensor,
-    start: Tensor,
-    goal: Goal,
-    eps: float,
-    schedule: Schedule,
-    checkpoints: Mapping[int, int],
-) -> "DenseClimbers | SparseClimbers":
+def _climb(state: AttackState, at: Tensor, start: Tensor, goal: Goal, eps: float, schedule: Schedule) -> "Climbers":
     """The climbers that are still robust after the steps in a ball of radius `eps`, which may be larger than allowed.
 
     Only points inside the threat count as successes.
     """
-    ball, counts, eot_iter = Ball(state.norm, eps, schedule.rho), eps <= state.eps, schedule.eot_iter
+    eot_iter, checkpoints = schedule.eot_iter, schedule.checkpoints(sparse=state.norm.sparse)
     slope = state.gradient(start, at, goal, eot_iter=eot_iter)
-    climbers = kind.at_start(ball, at, state.x[at], start, slope)
-    if counts:
-        climbers = climbers.only(state.record(start, at, slope.logits))
-    for step in range(1, schedule.steps + 1):
-        if len(climbers.at) == 0:
-            break
-        climbers.move(step)
-        if step < schedule.steps:
-            slope = state.gradient(climbers.point, climbers.at, goal, eot_iter=eot_iter)
-        else:  # nobody will use the gradient at the last point
-            logits = state.logits(climbers.point, climbers.at, eot_iter=eot_iter)
-            slope = Slope(climbers.gradient, goal(logits, climbers.at), logits)
-        climbers.see(slope)
-        if counts:
-            climbers = climbers.only(state.record(climbers.point, climbers.at, slope.logits))
+    climbers = Climbers(state.norm, eps, schedule.rho, at, state.x[at], start, slope)
+    for step in range(schedule.steps + 1):
+        if step > 0:
+            climbers.move(step)
+            if step < schedule.steps:
+                slope = state.gradient(climbers.point, climbers.at, goal, eot_iter=eot_iter)
+            else:  # nobody will use the gradient at the last point
+                logits = state.logits(climbers.point, climbers.at, eot_iter=eot_iter)
+                slope = Slope(climbers.gradient, goal(logits, climbers.at), logits)
+            climbers.see(slope)
+        if eps <= state.eps:
+            climbers.keep(state.record(climbers.point, climbers.at, slope.logits))
         if step in checkpoints:
             climbers.judge(checkpoints[step])
+        if len(climbers.at) == 0:
+            break
     return climbers
 
 
-class Ball(NamedTuple):
-    """Where the climbers may go, and the share of rising steps below which they halve theirs."""
+class Climbers:
+    """What APGD remembers of each image in a ball of radius `eps`; every tensor has one row per image.
 
-    norm: Norm
-    eps: float
-    rho: float
+    They climb with momentum and halve their steps; in a sparse norm they change a few entries at a time, and start anew
+    where their best point got sparser.
+    """
 
+    def __init__(self, norm: Norm, eps: float, rho: float, at: Tensor, x: Tensor, start: Tensor, slope: Slope) -> None:
+        self.norm, self.eps, self.rho = norm, eps, rho
+        self.at, self.x = at, x
+        self.point = self.last_point = self.best_point = start
+        self.gradient = self.best_gradient = slope.gradient
+        self.value = self.best_value = self.judged_value = slope.value
+        first = eps if norm.sparse else 2.0 * eps
+        self.step_size = torch.full((len(x), 1, 1, 1), first, dtype=x.dtype, device=x.device)
+        self.rises = torch.zeros_like(at)
+        # Halved counts as true before the first checkpoint, so that a best value at the start does not halve there.
+        self.halved = torch.ones_like(at, dtype=torch.bool)
+        self.changed = _entries(start - x)
 
-@dataclass
-class _Climbers:
-    """What APGD remembers of each image; every field but the ball has one row per image."""
-
-    ball: Ball
-    at: Tensor
-    x: Tensor
-    point: Tensor
-    gradient: Tensor
-    best_point: Tensor
-    best_gradient: Tensor
-    best_value: Tensor
-    step_size: Tensor
-
-    def only(self, rows: Tensor) -> Self:
-        """The images where `rows` (M,) is true."""
-        if rows.all():
-            return self
-        return type(self)(self.ball, *(getattr(self, field.name)[rows] for field in fields(self)[1:]))
+    def keep(self, rows: Tensor) -> None:
+        """Forget the images where `rows` (M,) is false."""
+        if not rows.all():
+            vars(self).update({name: part[rows] for name, part in vars(self).items() if isinstance(part, Tensor)})
 
     def see(self, slope: Slope) -> None:
-        """Take in the slope at the new points."""
-        self.gradient = slope.gradient
+        """Take in the slope at the new points, and whether it rose."""
+        self.rises = self.rises + (slope.value > self.value)
+        self.value, self.gradient = slope.value, slope.gradient
         better = slope.value > self.best_value
         self.best_point = _choose(better, self.point, self.best_point)
         self.best_gradient = _choose(better, slope.gradient, self.best_gradient)
         self.best_value = torch.where(better, slope.value, self.best_value)
 
-    def back_to_best(self, rows: Tensor) -> None:
-        """Go back to the best point where `rows` (M,) is true."""
-        self.point = _choose(rows, self.best_point, self.point)
-        self.gradient = _choose(rows, self.best_gradient, self.gradient)
-
-
-@dataclass
-class DenseClimbers(_Climbers):
-    """They climb with momentum, and halve their steps."""
-
-    last_point: Tensor
-    value: Tensor
-    judged_value: Tensor
-    rises: Tensor
-    halved: Tensor
-
-    @classmethod
-    def at_start(cls, ball: Ball, at: Tensor, x: Tensor, start: Tensor, slope: Slope) -> Self:
-        """All images at their start, with steps of twice the radius."""
-        gradient, value = slope.gradient, slope.value
-        sizes = torch.full((len(x), 1, 1, 1), 2.0 * ball.eps, dtype=x.dtype, device=x.device)
-        # Halved counts as true before the first checkpoint, so that a best value at the start does not halve there.
-        rises, halved = torch.zeros_like(at), torch.ones_like(at, dtype=torch.bool)
-        return cls(ball, at, x, start, gradient, start, gradient, value, sizes, start, value, value, rises, halved)
-
     def move(self, step: int) -> None:
-        """A projected step, mixed with the last move; projected again."""
+        """A projected step, mixed with the last move and projected again; or one sparse step, projected."""
+        if self.norm.sparse:
+            self.point = self.norm.project(self.point + self._sparse_step(), self.x, self.eps)
+            return
         momentum = MOMENTUM if step > 1 else 1.0
-        norm, eps, _ = self.ball
-        stepped = norm.step(self.point, self.gradient, self.step_size, self.x, eps)
+        stepped = self.norm.step(self.point, self.gradient, self.step_size, self.x, self.eps)
         mixed = self.point + momentum * (stepped - self.point) + (1 - momentum) * (self.point - self.last_point)
-        self.last_point, self.point = self.point, norm.project(mixed, self.x, eps)
+        self.last_point, self.point = self.point, self.norm.project(mixed, self.x, self.eps)
 
-    def see(self, slope: Slope) -> None:
-        """Take in the slope at the new points, and whether it rose."""
-        self.rises = self.rises + (slope.value > self.value)
-        self.value = slope.value
-        super().see(slope)
-
-    def judge(self, period: int) -> None:
-        """Halve the step, and go back to the best point, where the climb wavers or has stopped.
-
-        `value` stays that of the point left behind: the next step rises if it beats that one, as in the reference.
-        """
-        wavers = self.rises <= self.ball.rho * period
-        stopped = ~self.halved & (self.best_value <= self.judged_value)
-        self.halved = wavers | stopped
-        self.judged_value = self.best_value
-        self.rises = torch.zeros_like(self.rises)
-        self.step_size = torch.where(self.halved[:, None, None, None], self.step_size / 2, self.step_size)
-        self.back_to_best(self.halved)
-
-
-@dataclass
-class SparseClimbers(_Climbers):
-    """They change a few entries at a time, and start anew where their best point got sparser."""
-
-    changed: Tensor
-
-    @classmethod
-    def at_start(cls, ball: Ball, at: Tensor, x: Tensor, start: Tensor, slope: Slope) -> Self:
-        """All images at their start, with steps as long as the radius."""
-        gradient, value = slope.gradient, slope.value
-        sizes = torch.full((len(x),), ball.eps, dtype=x.dtype, device=x.device)
-        return cls(ball, at, x, start, gradient, start, gradient, value, sizes, _entries(start - x))
-
-    def move(self, step: int) -> None:
-        """A step of l1 length `step_size`, spread evenly over the entries with the largest gradients; projected."""
+    def _sparse_step(self) -> Tensor:
+        """A change of l1 length `step_size`, spread evenly over the entries with the largest gradients."""
         size = self.gradient.flatten(1).abs()
         count = (self.changed / SPARSER).long().clamp(1, size.shape[1])
         least = size.sort(dim=1, descending=True).values.gather(1, count[:, None] - 1)
         sign = self.gradient.flatten(1).sign() * (size >= least)
-        change = sign * (self.step_size[:, None] / sign.abs().sum(dim=1, keepdim=True).clamp_min(1.0))
-        self.point = self.ball.norm.project(self.point + change.reshape(self.x.shape), self.x, self.ball.eps)
+        change = sign * (self.step_size.flatten(1) / sign.abs().sum(dim=1, keepdim=True).clamp_min(1.0))
+        return change.reshape(self.x.shape)
 
     def judge(self, period: int) -> None:
-        """Where the best point got sparser by 5 %, start from it with full steps; elsewhere shorten the step."""
-        now, radius = _entries(self.best_point - self.x), self.ball.eps
-        sparser = now < 0.95 * self.changed
-        self.step_size = torch.where(sparser, radius, (self.step_size / 1.5).clamp_min(radius / 10))
-        self.changed = now
-        self.back_to_best(sparser)
+        """Shorten the step and go back to the best point, each where the last `period` steps call for it.
+
+        A climb that wavers or has stopped halves its step and goes back. In a sparse norm, one whose best point got
+        sparser by 5 % goes back with full steps, and the others shorten theirs. `value` stays that of the point left
+        behind: the next step rises if it beats that one, as in the reference.
+        """
+        if self.norm.sparse:
+            changed = _entries(self.best_point - self.x)
+            back, self.changed = changed < 0.95 * self.changed, changed
+            shorter = (self.step_size / 1.5).clamp_min(self.eps / 10)
+            self.step_size = torch.where(back[:, None, None, None], self.eps, shorter)
+        else:
+            stopped = ~self.halved & (self.best_value <= self.judged_value)
+            back = self.halved = (self.rises <= self.rho * period) | stopped
+            self.judged_value, self.rises = self.best_value, torch.zeros_like(self.rises)
+            self.step_size = _choose(back, self.step_size / 2, self.step_size)
+        self.point = _choose(back, self.best_point, self.point)
+        self.gradient = _choose(back, self.best_gradient, self.gradient)
 
 
 def _entries(change: Tensor) -> Tensor:

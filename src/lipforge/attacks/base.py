@@ -60,7 +60,7 @@ class Attack(Protocol):
         """
         ids = checked_ids(model, x, y, sample_ids)
         state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=ids)
-        state.watch = watch
+        state.announce = watch or state.announce
         if len(x):
             if clean_logits is not None:
                 state.use_clean_logits(clean_logits)
@@ -103,7 +103,6 @@ class Cascade(Attack):
             raise InputError("a cascade needs at least one attack")
 
     def attack(self, state: AttackState) -> None:
-        """Run the attacks until no image is robust."""
         state.close_stage("clean")
         for attack in self.attacks:
             if len(state.robust()) == 0:
@@ -122,13 +121,9 @@ def check_least(attack: Attack, least: int, *names: str) -> None:
 
 def spelled(attack: Attack) -> str:
     """The attack's name, and the settings that differ from the default."""
-    changed = [
-        f"{field.name}={_write(getattr(attack, field.name))}"
-        for field in dataclasses.fields(cast(Any, attack))
-        if getattr(attack, field.name) != field.default
-    ]
+    changed = []
+    for field in dataclasses.fields(cast(Any, attack)):
+        value = getattr(attack, field.name)
+        if value != field.default:
+            changed.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
     return attack.name + (":" + ",".join(changed) if changed else "")
-
-
-def _write(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -8,7 +8,7 @@ the mean over the EOT iterations, not the last of them.
 """
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal, cast, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -32,8 +32,46 @@ Version = Literal["standard", "plus", "rand"]
 TARGETS = 9
 
 
+class _Folding(Attack):
+    """A cascade that fits the model's number of classes and searches on a folded copy, unless it is "rand"."""
+
+    version: str = "fast"
+    fold: bool
+    precision: Precision
+
+    def __post_init__(self) -> None:
+        check_precision(self.precision)
+        if self.precision != "float32" and not self.fold:
+            raise InputError(f"precision {self.precision} is that of a folded copy; leave fold at true")
+
+    def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
+        """The attacks for a model with that many classes."""
+        raise NotImplementedError
+
+    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
+        if isinstance(model, Prepared) or not self._folds():
+            return model
+        return prepare(model, images, precision=self.precision)
+
+    def attack(self, state: AttackState) -> None:
+        classes = state.clean_logits().shape[1]
+        state.notes += model_notes(state, random_expected=self.version == "rand")
+        if self.version in ("standard", "plus") or classes < 3:
+            state.notes += class_notes(classes, targets=TARGETS)
+        if self.version == "standard":
+            state.notes += _fab_notes(state)
+        if self._folds():
+            state.fold(self.precision)
+        cascade = self.cascade(classes, state.threat.norm)
+        cascade.attack(state)
+        attack_folded_only(state, cascade)
+
+    def _folds(self) -> bool:
+        return self.fold and self.version != "rand"
+
+
 @dataclass(frozen=True)
-class AutoAttack(Attack):
+class AutoAttack(_Folding):
     """The cascade of a version of AutoAttack, fitted to the model's number of classes, with all of its warnings.
 
     With `fold` it searches on a folded copy where there is one (see `prepare`), under autocast if `precision` says so,
@@ -43,35 +81,13 @@ class AutoAttack(Attack):
     name: ClassVar[str] = "autoattack"
     version: str = "standard"
     fold: bool = True
-    precision: str = "float32"
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
-        if self.version == "fast":
-            raise InputError(
-                "version must be one of standard, plus, rand, got 'fast': that cascade is called fast now; use fast(), "
-                "or --attack fast"
-            )
         if self.version not in get_args(Version):
-            raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}")
-        _check_fold(self.fold, self.precision)
-
-    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
-        """The model with its folded copy, if this attack searches on one."""
-        return _prepared(model, images, self.precision) if self._folds() else model
-
-    def attack(self, state: AttackState) -> None:
-        """Check the model, run the cascade, and note what is suspicious."""
-        classes = state.clean_logits().shape[1]
-        state.notes += model_notes(state, random_expected=self.version == "rand")
-        if self.version != "rand" or classes < 3:
-            state.notes += class_notes(classes, targets=TARGETS)
-        if self.version == "standard":
-            state.notes += _fab_notes(state)
-        if self._folds():
-            state.fold(cast(Precision, self.precision))
-        cascade = self.cascade(classes, state.threat.norm)
-        cascade.attack(state)
-        attack_folded_only(state, cascade)
+            hint = ": that cascade is called fast now; use fast(), or --attack fast" if self.version == "fast" else ""
+            raise InputError(f"version must be one of {', '.join(get_args(Version))}, got {self.version!r}{hint}")
+        super().__post_init__()
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
         """The attacks for a model with that many classes.
@@ -90,9 +106,6 @@ class AutoAttack(Attack):
         untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
         return Cascade((*untargeted, square, targeted, fab))
 
-    def _folds(self) -> bool:
-        return self.fold and self.version != "rand"
-
 
 def autoattack(version: Version = "standard", *, fold: bool = True, precision: Precision = "float32") -> AutoAttack:
     """AutoAttack in the version "standard", "plus" (more restarts) or "rand" (for models with random outputs)."""
@@ -107,16 +120,15 @@ def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
     """
     if classes < 2:
         raise InputError(f"the model must have at least 2 classes, got {classes}")
-    geometry, targets = norms.of(norm), min(TARGETS, classes - 1)
-    loss = "dlr" if classes >= 4 else "margin"
-    fab = (FAB(targets=targets),) if geometry.has("to_hyperplane") else ()
-    if geometry.sparse:
-        return APGD(restarts=5), TargetedAPGD(targets=min(5, targets), loss=loss), *fab, Square()
-    return APGD(), TargetedAPGD(targets=targets, loss=loss), *fab, Square()
+    geometry = norms.of(norm)
+    restarts, most = (5, 5) if geometry.sparse else (1, TARGETS)
+    targeted = TargetedAPGD(targets=min(most, classes - 1), loss="dlr" if classes >= 4 else "margin")
+    fab = (FAB(targets=min(TARGETS, classes - 1)),) if geometry.has("to_hyperplane") else ()
+    return APGD(restarts=restarts), targeted, *fab, Square()
 
 
 @dataclass(frozen=True)
-class Fast(Attack):
+class Fast(_Folding):
     """Our own cascade, from cheap to dear, with a stopping rule; not AutoAttack, and never called so.
 
     20 APGD steps on the margin, 20 toward each of the two nearest classes, then `Restarts` of 50 toward the same two,
@@ -127,29 +139,9 @@ class Fast(Attack):
 
     name: ClassVar[str] = "fast"
     fold: bool = True
-    precision: str = "float32"
+    precision: Precision = "float32"
 
-    def __post_init__(self) -> None:
-        _check_fold(self.fold, self.precision)
-
-    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
-        """The model with its folded copy, if this attack searches on one."""
-        return _prepared(model, images, self.precision) if self.fold else model
-
-    def attack(self, state: AttackState) -> None:
-        """Check the model, run the cascade, and note what is suspicious."""
-        classes = state.clean_logits().shape[1]
-        state.notes += model_notes(state)
-        if classes < 3:
-            state.notes += class_notes(classes, targets=TARGETS)
-        if self.fold:
-            state.fold(cast(Precision, self.precision))
-        cascade = self.cascade(classes)
-        cascade.attack(state)
-        attack_folded_only(state, cascade)
-
-    def cascade(self, classes: int) -> Cascade:
-        """The attacks for a model with that many classes."""
+    def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
         targets = min(2, classes - 1)
         nearest = TargetedAPGD(steps=20, targets=targets, loss="margin", order="nearest")
         return Cascade((APGD(steps=20, loss="margin"), nearest, Restarts(targets=targets), Escalate()))
@@ -187,7 +179,7 @@ class Restarts(Attack):
 
         b never rises, so the rounds that it has earned an image are all going to be run: they are run side by side.
         """
-        size = clean_margin(state).clamp_min(1e-12)
+        size = margin(state.clean_logits(), state.y).clamp_min(1e-12)
         done, gained = torch.zeros_like(state.y), torch.zeros_like(size)
         worth = state.robust()
         while True:
@@ -242,11 +234,10 @@ class Escalate(Attack):
         Square(queries=self.queries)
 
     def attack(self, state: AttackState) -> None:
-        """Probe what is robust; escalate the suspicious images."""
-        by_gradient = state.margin.clone()
+        by_gradient, clean = state.margin.clone(), margin(state.clean_logits(), state.y)
         Square(queries=self.queries).attack(state)
         state.close_stage(PROBE)
-        suspicious = state.zero_gradient | (by_gradient >= clean_margin(state)) | (state.margin < by_gradient)
+        suspicious = state.zero_gradient | (by_gradient >= clean) | (state.margin < by_gradient)
         standard = Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm))
         searched = attack_folded_only(state, standard)
         at = (suspicious & ~searched & ~state.broken).nonzero().squeeze(1)
@@ -277,18 +268,12 @@ def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:
     return folded_only
 
 
-@torch.no_grad()
-def clean_margin(state: AttackState) -> Tensor:
-    """The margin (N,) of the clean images: above 0 where the model is right."""
-    return margin(state.clean_logits(), state.y)
-
-
 def _parts(runs: Tensor, most: int) -> list[Tensor]:
     """The positions of `runs` (M,) in parts: up to `most` runs together, or one image that takes more by itself."""
-    parts: list[list[int]] = [[]]
-    room = most
+    parts: list[list[int]] = []
+    room = 0
     for position, count in enumerate(runs.tolist()):
-        if count > room and parts[-1]:
+        if count > room or not parts:
             parts.append([])
             room = most
         parts[-1].append(position)
@@ -300,13 +285,3 @@ def _fab_notes(state: AttackState) -> list[Note]:
     if state.norm.has("to_hyperplane"):
         return []
     return [Note("no_fab", f"fab does not know {state.norm.name} and was left out; the reference runs it")]
-
-
-def _prepared(model: Classifier, images: Tensor, precision: str) -> Classifier:
-    return model if isinstance(model, Prepared) else prepare(model, images, precision=cast(Precision, precision))
-
-
-def _check_fold(fold: bool, precision: str) -> None:
-    check_precision(precision)
-    if precision != "float32" and not fold:
-        raise InputError(f"precision {precision} is that of a folded copy; leave fold at true")

@@ -40,7 +40,6 @@ class CW(Attack):
             raise InputError(f"initial_const and lr must be above 0, got {self.initial_const} and {self.lr}")
 
     def attack(self, state: AttackState) -> None:
-        """Ascend on the margin, or search for the weight c."""
         if not state.norm.smooth:
             self._ascent().attack(state)
             return

@@ -70,7 +70,8 @@ def folded_copy(model: Classifier, images: Tensor, precision: Precision) -> tupl
             expected = model(images)  # first, and by itself: its own errors are the caller's to see
         passes += 1
         for layout in LAYOUTS:
-            laid = Laid(_moved(folded, layout), layout)
+            folded.to(memory_format=layout)  # type: ignore[call-overload]  # documented, not in the stubs
+            laid = Laid(folded, layout)
             passes += 1
             if _agrees(laid, images, expected):
                 return _rounded(laid, precision), passes
@@ -89,20 +90,14 @@ class Laid:
         return logits
 
 
-@dataclass(frozen=True)
-class Rounded:
-    """The classifier under autocast to `dtype`; its logits come back in the dtype of the images."""
-
-    classifier: Classifier
-    dtype: torch.dtype
-
-    def __call__(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, dtype=self.dtype):
-            return self.classifier(x).to(x.dtype)
-
-
 def _rounded(classifier: Classifier, precision: Precision) -> Classifier:
-    return classifier if precision == "float32" else Rounded(classifier, getattr(torch, precision))
+    """The classifier under autocast to that precision; its logits come back in the dtype of the images."""
+
+    def rounded(x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=getattr(torch, precision)):
+            return classifier(x).to(x.dtype)
+
+    return classifier if precision == "float32" else rounded
 
 
 @torch.no_grad()
@@ -120,10 +115,6 @@ def _folded(model: nn.Module, images: Tensor) -> nn.Module | None:
     except Exception:  # whatever a user's __deepcopy__ or non-leaf tensor raises: the model serves as it is
         return None
     return folded if pairs else None  # another memory layout alone gains nothing to speak of
-
-
-def _moved(module: nn.Module, layout: torch.memory_format) -> nn.Module:
-    return module.to(memory_format=layout)  # type: ignore[call-overload, no-any-return]  # documented, not in the stubs
 
 
 def _agrees(folded: Classifier, images: Tensor, expected: Tensor) -> bool:
@@ -212,10 +203,9 @@ def _double(tensor: Tensor | None) -> Tensor | None:
 
 def _single(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules that have one name only."""
-    names: dict[int, list[tuple[str, nn.Module]]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        names.setdefault(id(module), []).append((name, module))
-    return [found[0] for found in names.values() if len(found) == 1 and found[0][0]]
+    named = list(model.named_modules(remove_duplicate=False))
+    names = Counter(id(module) for _, module in named)
+    return [(name, module) for name, module in named if name and names[id(module)] == 1]
 
 
 def _plain_conv(module: nn.Module) -> bool:

@@ -114,14 +114,12 @@ def differences(
         values = logits.gather(1, classes) - logits.gather(1, state.y[at][:, None])
     state.forwards[at] += 1
     state.backwards[at] += classes.shape[1]
-
-    def each() -> Iterator[tuple[Tensor, Tensor]]:
-        last = classes.shape[1] - 1
-        for column in range(classes.shape[1]):
-            (gradient,) = torch.autograd.grad(values[:, column].sum(), point, retain_graph=column < last)
-            yield values[:, column].detach(), gradient
-
-    return logits.detach(), each()
+    last = classes.shape[1] - 1
+    found = (
+        (values[:, column].detach(), torch.autograd.grad(values[:, column].sum(), point, retain_graph=column < last)[0])
+        for column in range(classes.shape[1])
+    )
+    return logits.detach(), found
 
 
 def _value(logits: Tensor, y: Tensor) -> Tensor:

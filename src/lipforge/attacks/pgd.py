@@ -73,7 +73,6 @@ class PGD(Attack):
         _check_step_size(self.step_size)
 
     def attack(self, state: AttackState) -> None:
-        """Ascend from each start until no image is robust."""
         state.norm.require("steepest_step", "random_start")
         goal = away(state, find_loss(self.loss))
         for restart in range(self.restarts):
@@ -97,7 +96,6 @@ class Refine(Attack):
     step_size: float = REFINE_STEP_SIZE
 
     def attack(self, state: AttackState) -> None:
-        """Ascend from the points."""
         at = state.robust()
         if len(at) == 0:
             return
@@ -137,34 +135,23 @@ def refine(
     Unlike `Refine` it does not stop where the classifier is fooled: a smaller margin transfers better. Each image costs
     `steps` + 1 forwards and `steps` backwards; without steps it costs nothing.
     """
-    norm, size = norms.of(threat), REFINE_STEP_SIZE * threat.eps
+    norm, best = norms.of(threat), points.clone()
     stuck, smallest = torch.zeros_like(y, dtype=torch.bool), x.new_full((len(x),), torch.inf)
     if not steps or not len(x):
         return Refined(points, smallest, stuck, 0, 0)
-    best = points.clone()
-    for _ in range(steps):
-        value, gradient = _margin_slope(classifier, points, y, ids)
-        if gradient is None:
+    for step in range(steps + 1):
+        points = points.detach().requires_grad_(step < steps)
+        with torch.set_grad_enabled(step < steps):
+            value = margin(logits_of(classifier, points, ids), y)
+        if step < steps and not value.requires_grad:
             return Refined(best, value, torch.ones_like(stuck), 1, 0)
-        stuck |= gradient.flatten(1).abs().amax(dim=1) == 0
-        best[value < smallest] = points[value < smallest]
-        smallest = torch.minimum(smallest, value)
-        points = norm.step(points, -gradient, size, x, threat.eps)
-    with torch.no_grad():
-        value = margin(logits_of(classifier, points, ids), y)
-    best[value < smallest] = points[value < smallest]
-    return Refined(best, torch.minimum(smallest, value), stuck, steps + 1, steps)
-
-
-def _margin_slope(classifier: Classifier, points: Tensor, y: Tensor, ids: Tensor) -> tuple[Tensor, Tensor | None]:
-    """The margin (N,) and its gradient; None from a classifier that gives none."""
-    points = points.detach().requires_grad_()
-    with torch.enable_grad():
-        value = margin(logits_of(classifier, points, ids), y)
-        if not value.requires_grad:
-            return value, None
-        (gradient,) = torch.autograd.grad(value.sum(), points)
-    return value.detach(), gradient
+        better = value < smallest
+        best[better], smallest = points.detach()[better], torch.minimum(smallest, value.detach())
+        if step < steps:
+            (gradient,) = torch.autograd.grad(value.sum(), points)
+            stuck |= gradient.flatten(1).abs().amax(dim=1) == 0
+            points = norm.step(points.detach(), -gradient, REFINE_STEP_SIZE * threat.eps, x, threat.eps)
+    return Refined(best, smallest, stuck, steps + 1, steps)
 
 
 def _random_start(state: AttackState, at: Tensor, stream: str, counter: int = 0) -> Tensor:

@@ -43,7 +43,6 @@ class Square(Attack):
             raise InputError(f"p_init must lie in (0, 1], got {self.p_init}")
 
     def attack(self, state: AttackState) -> None:
-        """Search from each start until no image is robust."""
         for restart in range(self.restarts):
             self._search(state, f"square-{restart}")
 
@@ -52,47 +51,40 @@ class Square(Attack):
         at = state.robust()
         if len(at) == 0:
             return
-        best = start_squares(
-            state.x[at], state.norm, state.eps, seed=state.seed, sample_ids=state.ids[at], stream=stream
-        )
+        ids, x = state.ids[at], state.x[at]
+        best = start_squares(x, state.norm, state.eps, seed=state.seed, sample_ids=ids, stream=stream)
         logits = state.logits(best, at)
         value = margin(logits, state.y[at])
         rows = state.record(best, at, logits)
         at, best, value = at[rows], best[rows], value[rows]
-        for first in range(0, self.queries, DRAWN_AT_ONCE):
+        for query in range(self.queries):
             if len(at) == 0:
                 return
-            windows = self._draw(state, at, stream, first)
-            for query in range(min(DRAWN_AT_ONCE, self.queries - first)):
-                new = windows.changed(best, query)
-                logits = state.logits(new, at)
-                found = margin(logits, state.y[at])
-                rows = state.record(new, at, logits)
-                best = torch.where((found < value)[:, None, None, None], new, best)
-                value = torch.minimum(found, value)
-                if not rows.all():
-                    at, best, value, windows = at[rows], best[rows], value[rows], windows.only(rows)
-                    if len(at) == 0:
-                        return
+            if query % DRAWN_AT_ONCE == 0:
+                windows = self._draw(state, at, stream, query)
+            new = windows.changed(best, query % DRAWN_AT_ONCE)
+            logits = state.logits(new, at)
+            found = margin(logits, state.y[at])
+            rows = state.record(new, at, logits)
+            best = torch.where((found < value)[:, None, None, None], new, best)
+            value = torch.minimum(found, value)
+            if not rows.all():
+                at, best, value, windows = at[rows], best[rows], value[rows], windows.only(rows)
 
     def _draw(self, state: AttackState, at: Tensor, stream: str, first: int) -> "Windows":
         """The windows of the next DRAWN_AT_ONCE queries: two positions, a turn, and a sign per channel for each."""
-        x, norm, eps = state.x[at], state.norm, state.eps
+        x, norm = state.x[at], state.norm
         channels, height, width = x.shape[1:]
-        shape = (DRAWN_AT_ONCE, 5 + channels)
-        number = first // DRAWN_AT_ONCE
+        shape, number = (DRAWN_AT_ONCE, 5 + channels), first // DRAWN_AT_ONCE
         words = rng.bits(state.seed, state.ids[at], stream=f"{stream}-windows", shape=shape, counter=number)
         sides = [self.side(first + query, height, width) for query in range(DRAWN_AT_ONCE)]
         if not norm.box:
             sides = [min(max(side, 3) | 1, height, width) for side in sides]  # an odd window has a middle
         across = torch.tensor(sides, device=x.device)
-        lines = [
-            span(words[:, :, k], across, extent)
-            for k, extent in enumerate((height, width, height, width)[: 2 if norm.box else 4])
-        ]
-        low, high = (x - eps).clamp_min(0.0), (x + eps).clamp_max(1.0)
-        signs = (words[:, :, 5:] >> 31 == 1)[..., None, None]
-        return Windows(norm, eps, sides, x, low, high, signs, words[:, :, 4] >> 31 == 1, tuple(lines))
+        extents = (height, width) if norm.box else (height, width, height, width)
+        lines = tuple(span(words[:, :, k], across, extent) for k, extent in enumerate(extents))
+        signs = (2 * (words[:, :, 5:] >> 31) - 1).to(x.dtype)[..., None, None]
+        return Windows(norm, state.eps, sides, x, signs, words[:, :, 4] >> 31 == 1, lines)
 
     def side(self, query: int, height: int, width: int) -> int:
         """The side of the window in this query, numbered from 0."""
@@ -109,28 +101,24 @@ class Windows:
     eps: float
     sides: list[int]
     x: Tensor
-    low: Tensor
-    high: Tensor
     signs: Tensor
     turns: Tensor
     lines: tuple[Tensor, ...]
 
     def only(self, rows: Tensor) -> "Windows":
         """The windows of the images where `rows` (M,) is true."""
-        tensors = {name: getattr(self, name)[rows] for name in ("x", "low", "high", "signs", "turns")}
-        return replace(self, **tensors, lines=tuple(line[rows] for line in self.lines))
+        lines = tuple(line[rows] for line in self.lines)
+        return replace(self, x=self.x[rows], signs=self.signs[rows], turns=self.turns[rows], lines=lines)
 
     def changed(self, best: Tensor, query: int) -> Tensor:
         """`best` with this query's window changed, inside the threat."""
-        fresh, sign = self._mask(0, query), self.signs[:, query]
-        if self.norm.box:
-            return torch.where(fresh, torch.where(sign, self.high, self.low), best)
-        emptied, signs = self._mask(2, query), torch.where(sign, 1.0, -1.0).to(best.dtype)
-        turned = self.turns[:, query]
-        change = turn_window(
-            best - self.x, fresh, emptied, signs, self.sides[query], turned, norm=self.norm, eps=self.eps
-        )
-        return self.norm.project(self.x + change, self.x, self.eps)
+        norm, eps, x = self.norm, self.eps, self.x
+        fresh, signs = self._mask(0, query), self.signs[:, query]
+        if norm.box:
+            return torch.where(fresh, (x + signs * eps).clamp(0.0, 1.0), best)
+        emptied, turned = self._mask(2, query), self.turns[:, query]
+        change = turn_window(best - x, fresh, emptied, signs, self.sides[query], turned, norm=norm, eps=eps)
+        return norm.project(x + change, x, eps)
 
     def _mask(self, first: int, query: int) -> Tensor:
         """A window per image, as a mask (M, 1, H, W)."""
@@ -149,8 +137,7 @@ def start_squares(x: Tensor, norm: Norm, eps: float, *, seed: int, sample_ids: T
     """In a box, vertical stripes of +-eps, one sign per column and channel; otherwise a grid of 5 x 5 double bumps."""
     channels, height, width = x.shape[1:]
     if norm.box:
-        shape = (channels, 1, width)
-        stripes = rng.signs(seed, sample_ids, stream=stream, shape=shape, dtype=x.dtype)
+        stripes = rng.signs(seed, sample_ids, stream=stream, shape=(channels, 1, width), dtype=x.dtype)
         return norm.project(x + eps * stripes, x, eps)
     side = max(min(height, width) // 5, 1)
     rows, columns = height // side, width // side
@@ -166,15 +153,7 @@ def start_squares(x: Tensor, norm: Norm, eps: float, *, seed: int, sample_ids: T
 
 
 def turn_window(
-    change: Tensor,
-    fresh: Tensor,
-    emptied: Tensor,
-    signs: Tensor,
-    side: int,
-    turned: Tensor,
-    *,
-    norm: Norm,
-    eps: float,
+    change: Tensor, fresh: Tensor, emptied: Tensor, signs: Tensor, side: int, turned: Tensor, *, norm: Norm, eps: float
 ) -> Tensor:
     """`change` with the window `emptied` set to 0 and its length moved into the window `fresh`; of length eps.
 
@@ -188,8 +167,7 @@ def turn_window(
     both = (change * (fresh | emptied)).abs().pow(power).sum(dim=(2, 3), keepdim=True)
     length = (left + both).pow(1 / power) * (channels if norm.sparse else 1)
     tile = double_bump(side, change)
-    tiles = torch.where(turned[:, None, None, None], tile.T, tile)
-    tiles = tiles / tiles.abs().pow(power).sum(dim=(2, 3), keepdim=True).pow(1 / power)
+    tiles = _scaled(torch.where(turned[:, None, None, None], tile.T, tile), power)
     new = _scaled(change * fresh, power) + signs * _place(tiles, fresh)
     mixed = torch.where(fresh, _scaled(new, power) * length, torch.where(emptied, 0.0, change))
     return mixed if norm.sparse else _unit(mixed, norm) * eps

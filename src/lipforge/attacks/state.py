@@ -67,29 +67,22 @@ class AttackState:
         self.x, self.y, self.ids = x.detach(), y, sample_ids
         self.threat, self.norm, self.eps, self.seed = threat, norms.of(threat), threat.eps, seed
         self.images = x.detach().clone()
-        self.broken = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.backwards = torch.zeros_like(self.forwards)
-        self.zero_gradient = torch.zeros_like(self.broken)
-        self.early_stopped = torch.zeros_like(self.broken)
+        false = torch.zeros(len(x), dtype=torch.bool, device=x.device)
+        self.broken, self.zero_gradient, self.early_stopped, self._skipped = (false.clone() for _ in range(4))
         # Where the folded copy was fooled inside the threat and the model, asked again, was not.
-        self.folded_only = torch.zeros_like(self.broken)
+        self.folded_only = false.clone()
         # The smallest margin that any point inside the threat has reached.
         self.margin = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         self.nearest: Tensor | None = None
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
         self.notes: list[Note] = []
-        self.watch: Callable[[str], None] | None = None
-        self._skipped = torch.zeros_like(self.broken)
+        self.announce: Callable[[str], None] = lambda attack: None  # told which attack is about to begin
         self._clean: Tensor | None = None
         self._origin: Tensor | None = None
-        self._closed = (0, 0, time.perf_counter())
-
-    def announce(self, attack: str) -> None:
-        """Tell whoever watches which attack is about to begin."""
-        if self.watch is not None:
-            self.watch(attack)
+        self._began = time.perf_counter()
 
     def fold(self, precision: Precision = "float32") -> None:
         """Search on a folded copy from now on, unless the model came prepared; costs up to 3 forwards on a few."""
@@ -140,9 +133,9 @@ class AttackState:
 
     def edge_start(self, at: Tensor, eps: float, *, stream: str, counter: int | Tensor) -> Tensor:
         """A random point at distance eps from each image at these positions; `counter` may be one for each image."""
-        counter = counter[at] if isinstance(counter, Tensor) else counter
+        each = counter[at] if isinstance(counter, Tensor) else counter
         return self.norm.edge_start(
-            self.x[at], eps, seed=self.seed, sample_ids=self.ids[at], stream=stream, counter=counter
+            self.x[at], eps, seed=self.seed, sample_ids=self.ids[at], stream=stream, counter=each
         )
 
     def clean_logits(self) -> Tensor:
@@ -175,10 +168,9 @@ class AttackState:
 
     def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, eot_iter: int = 1) -> Slope:
         """The goal's slope at `x_adv`, the mean over `eot_iter` passes where the model is random."""
-        passes = [self._slope(x_adv, at, goal) for _ in range(eot_iter)]
-        slope = passes[0]
-        if eot_iter > 1:
-            slope = Slope(*(torch.stack(part).mean(0) for part in zip(*passes, strict=True)))
+        slope, *more = [self._slope(x_adv, at, goal) for _ in range(eot_iter)]
+        if more:
+            slope = Slope(*(torch.stack(part).mean(0) for part in zip(slope, *more, strict=True)))
         self.zero_gradient[at] |= torch.linalg.vector_norm(slope.gradient.flatten(1), torch.inf, dim=1) == 0
         return slope
 
@@ -202,7 +194,6 @@ class AttackState:
             return robust
         return robust & ~torch.isin(self._origin[at], self._origin[self.broken])
 
-    @torch.no_grad()
     def ask_model(self) -> None:
         """Show the model itself the strongest point of every robust image, if the search was on a folded copy.
 
@@ -211,27 +202,21 @@ class AttackState:
         at = (~self.broken).nonzero().squeeze(1)
         if self.folded is self.model or len(at) == 0:
             return
-        self.forwards[at] += 1
-        logits = logits_of(self.model, self.images[at], self.ids[at])
-        inside = self.norm.inside(self.images[at], self.x[at], self.eps)
-        self.broken[at] = (logits.argmax(dim=1) != self.y[at]) & inside
-        self.margin[at] = torch.minimum(self.margin[at], margin(logits, self.y[at]).to(self.margin))
+        self.broken[at], value = self._confirm(self.images[at], at)
+        self.margin[at] = torch.minimum(self.margin[at], value)
         if self.stages:  # it belongs to the last one, which is closed again
-            last = self.stages.pop()
-            forwards, backwards, now = self._closed
-            self._closed = (forwards - last.forwards, backwards - last.backwards, now - last.seconds)
-            self.close_stage(last.attack)
+            self.close_stage(self.stages.pop().attack)
 
     def close_stage(self, attack: str) -> None:
         """Close a stage, if anything was asked since the last: note what it broke, and what it cost."""
         for position in self.broken.nonzero().squeeze(1).tolist():
             if self.outcome[position] == ROBUST:
                 self.outcome[position] = attack
-        forwards, backwards, now = int(self.forwards.sum()), int(self.backwards.sum()), time.perf_counter()
-        if not self.stages or forwards > self._closed[0]:
-            spent = (forwards - self._closed[0], backwards - self._closed[1], now - self._closed[2])
-            self.stages.append(Stage(attack, int((~self.broken).sum()), *spent))
-            self._closed = (forwards, backwards, now)
+        forwards = int(self.forwards.sum()) - sum(stage.forwards for stage in self.stages)
+        backwards = int(self.backwards.sum()) - sum(stage.backwards for stage in self.stages)
+        seconds = time.perf_counter() - self._began - sum(stage.seconds for stage in self.stages)
+        if forwards or not self.stages:
+            self.stages.append(Stage(attack, int((~self.broken).sum()), forwards, backwards, seconds))
 
     def result(self, attack: str) -> AttackResult:
         """What there is to report; what belongs to no stage yet belongs to one with the name `attack`."""

@@ -1,6 +1,7 @@
 """`lipforge analyse`: what forging does to each layer of a model."""
 
 import itertools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,8 +11,6 @@ from lipforge.cli import options
 from lipforge.cli.output import note, printed, results, say_wrote, show_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from torch import Tensor, nn
 
     from lipforge.results import Note, Spread
@@ -92,7 +91,7 @@ def _show(result: "lf.Analysis") -> None:
     title = f"{result.model}: {result.mask}, slope up to {slope:.3g}; {result.images} images of {result.data}{attacked}"
     rows = [
         [site.name, f"{site.bound:.4g}", f"{site.threshold:.4g}", f"{site.jump:.4g}"]
-        + [_percent(share) for share in (site.zero_clean, site.suppressed_clean, site.suppressed_adversarial)]
+        + [_number(part, 100, ".1f") for part in (site.zero_clean, site.suppressed_clean, site.suppressed_adversarial)]
         for site in result.layers
     ]
     show_table(title, ["site", ">bound", ">threshold", ">jump", ">zero %", ">clean %", ">adv %"], rows)
@@ -143,12 +142,8 @@ def _show_network(result: "lf.Analysis") -> None:
         )
 
 
-def _percent(share: float | None) -> str:
-    return "-" if share is None else f"{100 * share:.1f}"
-
-
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
+def _number(value: float | None, scale: int = 1, form: str = ".3g") -> str:
+    return "-" if value is None else f"{scale * value:{form}}"
 
 
 def _spread(value: "Spread | None") -> str:

@@ -66,8 +66,11 @@ def audit(
             other = replace(models, model=candidate, weights=candidate_weights).load(device)
             name = f"{models.model} and {candidate}"
             report = lf.audit(base, other, images, threat, plan=plan, run=keep.open(), name=name)
-        if rank.is_first:
-            _show(report, keep.run, json)
+        if rank.is_first and not printed(json, report):
+            about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
+            say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
+            say(str(report))
+            say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
     raise typer.Exit(0 if by_torchrun() else report.exit_code)
 
@@ -84,15 +87,6 @@ def _check(
         raise InputError("--ratio changes the ratio of a --recipe; a CANDIDATE has none")
     if candidate_weights is not None and candidate is None:
         raise InputError("--candidate-weights needs a CANDIDATE")
-
-
-def _show(report: "lf.AuditReport", run: str | None, json: bool) -> None:
-    if printed(json, report):
-        return
-    about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
-    say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
-    say(str(report))
-    say_wrote([] if run is None else [Path(run) / "results"])
 
 
 def _check_published(source: str, model: str, json: bool) -> None:

@@ -70,8 +70,7 @@ def _show_costs(costs: "dict[str, CertifyCost]", json: bool) -> None:
     if json:
         from lipforge.results import record
 
-        labelled = [{"label": label, **record(cost)} for label, cost in costs.items()]
-        print_json({"results": labelled, "seconds": total})
+        print_json({"results": [{"label": label, **record(cost)} for label, cost in costs.items()], "seconds": total})
         return
     for label, cost in costs.items():
         results.print(f"{label}: {cost}")

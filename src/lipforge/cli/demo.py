@@ -147,14 +147,9 @@ def _look_inside(model: "nn.Module", result: "lf.RobustResult", test: "View", ru
     kept = torch.cat([load_file(path)["images"] for path in sorted(folder.glob("*.safetensors"))])
     x, y = test.batch(range(min(count, len(test))))
     adversarial, view = kept[: len(x)], lf.forged(model)
+    attack = f"{result.attack} {THREAT} on the forged model"
     analysis = lf.analyse(
-        model,
-        (x, y),
-        adversarial,
-        spectral_images=4,
-        model_name=result.model,
-        data_name=test.name,
-        attack=f"{result.attack} {THREAT} on the forged model",
+        model, (x, y), adversarial, spectral_images=4, model_name=result.model, data_name=test.name, attack=attack
     )
     run.write_result("analysis", analysis)
     with torch.no_grad():
@@ -167,11 +162,9 @@ def _say(step: int, text: str) -> None:
 
 
 def _show(result: "DemoResult", report: Path) -> None:
-    measured = {
-        "base": (result.clean_base, result.base),
-        f"forged at {ratio_text(result.ratio)}": (result.clean_forged, result.forged),
-    }
-    rows = [[label, *(_share(share, result.count) for share in shares)] for label, shares in measured.items()]
+    forged = (f"forged at {ratio_text(result.ratio)}", result.clean_forged, result.forged)
+    measured = (("base", result.clean_base, result.base), forged)
+    rows = [[label, *(_share(share, result.count) for share in shares)] for label, *shares in measured]
     title = f"{result.model}, {result.data}, n = {result.count}: % correct with 95 % intervals"
     show_table(title, ["model", ">clean", f">{result.attack} {result.threat}"], rows)
     say(f"search: {result.reason}")

@@ -26,12 +26,11 @@ def evaluate(
         list[str] | None,
         typer.Option(
             help="An attack such as pgd:steps=50 or 'apgd + square', repeatable. fast, the default, is lipforge's own "
-            "cascade; autoattack is AutoAttack standard, at its published budgets.",
+            "cascade; autoattack is AutoAttack standard, at its published budgets."
         ),
     ] = None,
     view: Annotated[
-        list[str] | None,
-        typer.Option(help="With --recipe: only plain, forged or straight_through; repeatable."),
+        list[str] | None, typer.Option(help="With --recipe: only plain, forged or straight_through; repeatable.")
     ] = None,
     save_images: Annotated[
         bool, typer.Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
@@ -101,17 +100,11 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
             say(f"{one.label}, {one.attack}: {one.early_stopped} of the robust images were early-stopped")
         for text in one.notes:
             note(f"{one.label}, {one.attack}: {text}")
-    _compare(found)
+    bases = {one.attack: one for one in found if one.label == "base"}
+    for one in found:
+        if one.label == "forged" and one.attack in bases:
+            say(f"{one.attack}: {lf.compare(bases[one.attack], one)}")
     say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
-
-
-def _compare(found: "list[lf.RobustResult]") -> None:
-    """Base against forged, for each attack that both faced."""
-    by_label = {(one.attack, one.label): one for one in found}
-    for (attack, label), one in by_label.items():
-        base = by_label.get((attack, "base"))
-        if label == "forged" and base is not None:
-            say(f"{attack}: {lf.compare(base, one)}")
 
 
 def _show_estimates(found: "list[Estimate]", json: bool) -> None:

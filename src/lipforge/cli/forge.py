@@ -97,6 +97,6 @@ def _report(model: str, recipe: "lf.Recipe", out: str, seconds: float, json: boo
 
 def _range(bound: float | list[float], ratio: float) -> str:
     """A bound or a threshold; its range where every channel has its own."""
-    if not isinstance(bound, list):
-        return f"{bound * ratio:.4g}"
-    return f"{min(bound) * ratio:.3g} .. {max(bound) * ratio:.3g}"
+    if isinstance(bound, list):
+        return f"{min(bound) * ratio:.3g} .. {max(bound) * ratio:.3g}"
+    return f"{bound * ratio:.4g}"

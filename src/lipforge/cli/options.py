@@ -118,13 +118,10 @@ class ModelOptions:
 
     def load(self, device: "torch.device") -> "nn.Module":
         """The model on that device."""
-        return lf.load_model(
-            self.model,
-            self.weights,
-            weights_dir=self.weights_dir,
-            pretrained=not self.no_weights,
-            classes=self.classes,
-        ).to(device)
+        made = lf.load_model(
+            self.model, self.weights, weights_dir=self.weights_dir, pretrained=not self.no_weights, classes=self.classes
+        )
+        return made.to(device)
 
 
 @dataclass(frozen=True)
@@ -216,9 +213,9 @@ class RecipeOptions:
         """The classifiers by label: the model as "base", or with a recipe its base and its forged view, or `names`."""
         if names and self.recipe is None:
             raise InputError("--view is about a forged model and needs --recipe")
-        wrong = [name for name in names or () if name not in LABELS]
-        if wrong:
-            raise InputError(f"--view must be one of {', '.join(LABELS)}, got {wrong[0]!r}")
+        for name in names or ():
+            if name not in LABELS:
+                raise InputError(f"--view must be one of {', '.join(LABELS)}, got {name!r}")
         self.apply_(model)
         if self.recipe is None:
             return {"base": model}
@@ -285,10 +282,7 @@ def command(**changes: Any) -> Callable[[Command], Command]:
     def spread(function: Command) -> Command:
         hints = get_type_hints(function, include_extras=True)
         own = signature(function).parameters
-        seen: list[Parameter] = []
-        for name, parameter in own.items():
-            group = is_dataclass(hints[name])
-            seen += _options(hints[name], changes) if group else [_keyword(name, hints[name], parameter.default)]
+        seen = [option for name in own for option in _options(name, hints[name], own[name].default, changes)]
 
         @wraps(function)
         def run(**given: Any) -> None:
@@ -301,26 +295,24 @@ def command(**changes: Any) -> Callable[[Command], Command]:
     return spread
 
 
-def _keyword(name: str, annotation: Any, default: Any) -> Parameter:
-    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
-
-
-def _options(group: Any, changes: dict[str, Any]) -> list[Parameter]:
-    """The options of a group, and of the groups in it."""
-    hints, found = get_type_hints(group, include_extras=True), []
-    for field in fields(group):
-        if is_dataclass(hints[field.name]):
-            found += _options(hints[field.name], changes)
-            continue
-        kind, info = get_args(hints[field.name])
-        default = changes.get(field.name, Parameter.empty if field.default is MISSING else field.default)
+def _options(name: str, kind: Any, default: Any, changes: dict[str, Any], panel: str = "") -> Iterator[Parameter]:
+    """The option of that name, or those of a group and of the groups in it."""
+    if is_dataclass(kind):
+        hints = get_type_hints(kind, include_extras=True)
+        for field in fields(kind):
+            inner = Parameter.empty if field.default is MISSING else field.default
+            yield from _options(field.name, hints[field.name], inner, changes, cast(Any, kind).panel)
+        return
+    if panel:
+        hint, info = get_args(kind)
+        default = changes.get(name, default)
         if isinstance(default, tuple):
             default, info = default
         if isinstance(info, OptionInfo):
             info = copy(info)
-            info.rich_help_panel = group.panel
-        found.append(_keyword(field.name, Annotated[kind, info], default))
-    return found
+            info.rich_help_panel = panel
+        kind = Annotated[hint, info]
+    yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
 def _value(kind: Any, name: str, given: dict[str, Any]) -> Any:

@@ -11,7 +11,7 @@ from lipforge.errors import InputError
 from lipforge.records import write_whole
 
 if TYPE_CHECKING:
-    from lipforge.reports import Report, Table
+    from lipforge.reports import Report
 
 FORMATS = ("html", "csv", "latex", "markdown")
 
@@ -46,32 +46,27 @@ def report(
         note(problem)
     if path is not None:
         options.check_out(str(path))
-    text = render(made) if format == "html" else _tables(_chosen(made, table), format)
+    text = render(made) if format == "html" else _tables(made, table, format)
     if path is not None:
         write_whole(path, text.encode())
     elif not json:
         print(text, end="", flush=True)
     if json:
         sections, tables = ([one.name for one in parts] for parts in (made.sections, made.tables))
-        about = {"report": path, "runs": runs, "sections": sections, "tables": tables, "problems": made.problems}
-        print_json(about)
+        print_json({"report": path, "runs": runs, "sections": sections, "tables": tables, "problems": made.problems})
     elif path is not None:
         say_wrote([path])
 
 
-def _tables(tables: "list[Table]", format: str) -> str:
-    # A CSV file holds one table; several are told apart by a line with the name, as in a notebook.
-    named = format == "csv" and len(tables) > 1
-    parts = [
-        (f"# {table.name}\n" if named else "") + table.write(format)  # type: ignore[arg-type]  # checked before
-        for table in tables
-    ]
-    return "\n".join(parts)
-
-
-def _chosen(made: "Report", names: list[str] | None) -> "list[Table]":
+def _tables(made: "Report", names: list[str] | None, format: str) -> str:
+    """The tables of these names, or all of them, as text."""
     known = {table.name: table for table in made.tables}
     for name in names or ():
         if name not in known:
             raise InputError(f"--table must be one of {', '.join(known)}, got {name!r}")
-    return [known[name] for name in names] if names else made.tables
+    tables = [known[name] for name in names] if names else made.tables
+    texts = [table.write(format) for table in tables]  # type: ignore[arg-type]  # checked before
+    if format == "csv" and len(tables) > 1:
+        # A CSV file holds one table; several are told apart by a line with the name, as in a notebook.
+        texts = [f"# {table.name}\n{text}" for table, text in zip(tables, texts, strict=True)]
+    return "\n".join(texts)

@@ -3,6 +3,8 @@
 A new norm is a file `norms/<name>.py` with an object `NORM`, and its name in `lipforge.types.Norm`.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -21,8 +23,9 @@ class Norm:
 
     `order` is the p of the l_p norm. Three traits choose the form of an attack: `box` (the ball is a box, so Square
     fills windows with its faces), `smooth` (the squared norm has a gradient, so CW can minimise it) and `sparse` (the
-    best changes are sparse, so APGD and Square take sparse steps). A norm may lack `steepest_step`, `random_start` and
-    `to_hyperplane`; attacks that need them refuse it.
+    best changes are sparse, so APGD and Square take sparse steps). `noise` draws random numbers: Gaussian, so that
+    every direction is equally likely. A norm may lack `steepest_step`, `random_start` and `to_hyperplane`; attacks that
+    need them refuse it.
     """
 
     name: types.Norm
@@ -30,6 +33,7 @@ class Norm:
     box: bool = False
     smooth: bool = False
     sparse: bool = False
+    noise: Callable[..., Tensor] = rng.normal
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """`x_adv` brought into the ball around `x` and into [0, 1]."""
@@ -37,16 +41,11 @@ class Norm:
 
     def distance(self, change: Tensor) -> Tensor:
         """The norm (N,) of a change."""
-        raise NotImplementedError
+        return _size(change, self.order)
 
     def dual_size(self, gradient: Tensor) -> Tensor:
         """How much (N,) a linear function of that gradient rises over a ball of radius 1: its dual norm."""
-        raise NotImplementedError
-
-    def noise(self, sample_ids: Tensor, like: Tensor, *, seed: int, stream: str, counter: int | Tensor) -> Tensor:
-        """Random numbers in the shape of the images `like`: Gaussian, so that every direction is equally likely."""
-        shape = tuple(like.shape[1:])
-        return rng.normal(seed, sample_ids, stream=stream, shape=shape, counter=counter, dtype=like.dtype)
+        return _size(gradient, math.inf if self.order == 1 else 1 / (1 - 1 / self.order))
 
     def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
         """The change of norm `size` that raises a linear function of that gradient most; 0 where the gradient is 0."""
@@ -68,53 +67,59 @@ class Norm:
     def edge_start(
         self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
     ) -> Tensor:
-        """A random point at distance eps from `x`, clamped to [0, 1]."""
-        noise = self.noise(sample_ids, x, seed=seed, stream=stream, counter=counter)
-        return self.project(x + noise * (eps / self.distance(noise)[:, None, None, None].clamp_min(1e-12)), x, eps)
+        """A random point at distance eps from `x`, clamped to [0, 1].
+
+        In a sparse norm it is where the noise projects to: few entries change, and most of them up to the box.
+        """
+        noise = self.noise(seed, sample_ids, stream=stream, shape=x.shape[1:], counter=counter, dtype=x.dtype)
+        if not self.sparse:
+            noise = noise * (eps / self.distance(noise)[:, None, None, None].clamp_min(1e-12))
+        return self.project(x + noise, x, eps)
 
     def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float) -> Tensor:
         """`point` after a steepest step of norm `size`, projected."""
         return self.project(point + self.steepest_step(gradient, size), x, eps)
 
-    def slack(self, eps: float) -> float:
-        """How many rounding errors of an entry the distance of a point on the edge may be off by, over 16."""
-        return 1.0
-
     def inside(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """Which images (N,) lie in [0, 1] and in the ball, up to the rounding of x + eps in the images' own dtype."""
-        slack = 16 * torch.finfo(x.dtype).eps * self.slack(eps)
+        # A norm that adds up the sizes of all entries, and may be large, adds up their errors too.
+        slack = 16 * torch.finfo(x.dtype).eps * (max(eps, 1.0) if self.order == 1 else 1.0)
         in_range = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(dim=1)
         return in_range & (self.distance(x_adv - x) <= eps + slack)
 
-    def has(self, operation: str) -> bool:
-        """Whether the norm has an operation that some norms lack."""
-        return getattr(type(self), operation) is not getattr(Norm, operation)
+    def has(self, *operations: str) -> bool:
+        """Whether the norm has these operations, which some norms lack."""
+        return all(getattr(type(self), operation) is not getattr(Norm, operation) for operation in operations)
 
     def require(self, *operations: str) -> None:
         """Raise unless the norm has these operations."""
-        for operation in operations:
-            if not self.has(operation):
-                raise self.lacks(operation)
+        if not self.has(*operations):
+            raise self.lacks(*operations)
 
-    def lacks(self, operation: str) -> InputError:
-        """The error for an operation that this norm does not have."""
-        known = [name for name in get_args(types.Norm) if of(name).has(operation)]
+    def lacks(self, *operations: str) -> InputError:
+        """The error for operations that this norm does not have."""
+        known = [name for name in get_args(types.Norm) if of(name).has(*operations)]
         return InputError(
             f"this attack knows the norms {' and '.join(known)}, got {self.name}; "
             f"for {self.name} use fast, autoattack, apgd, apgd-t or square"
         )
 
 
+@cache
 def of(threat: types.Threat | str) -> Norm:
     """The norm of a threat, or the norm of that name."""
-    return _load(threat if isinstance(threat, str) else threat.norm)
-
-
-@cache
-def _load(name: str) -> Norm:
+    name = threat if isinstance(threat, str) else threat.norm
     if name not in get_args(types.Norm):
         raise InputError(f"norm must be one of {', '.join(get_args(types.Norm))}, got {name!r}")
     return cast(Norm, import_module(f"{__name__}.{name}").NORM)
+
+
+def _size(change: Tensor, order: float) -> Tensor:
+    """The l_p norm (N,) of each image."""
+    if order == 1:
+        return change.abs().flatten(1).sum(dim=1)
+    size: Tensor = torch.linalg.vector_norm(change, order, dim=(1, 2, 3))
+    return size
 
 
 def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The sum of all changes: the best ones are sparse, so only APGD and Square know this norm."""
+"""The sum of all changes: the best ones are sparse, so only APGD and Square know this norm; the dual is linf."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ from lipforge.attacks.norms import Norm
 
 @dataclass(frozen=True)
 class L1(Norm):
-    """sum |d_i|; its dual is the linf norm."""
+    """sum |d_i|."""
 
     def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """The nearest point to `x_adv` in the ball and in [0, 1].
@@ -34,22 +34,6 @@ class L1(Norm):
         cut = torch.minimum(torch.maximum(exact, low), high)
         kept = torch.minimum((size - cut).clamp_min(0.0), room)
         return (x + (change.sign() * kept).reshape(x.shape)).clamp(0.0, 1.0)
-
-    def distance(self, change: Tensor) -> Tensor:
-        return change.abs().flatten(1).sum(dim=1)
-
-    def dual_size(self, gradient: Tensor) -> Tensor:
-        return gradient.abs().flatten(1).amax(dim=1)
-
-    def edge_start(
-        self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
-    ) -> Tensor:
-        """Where standard Gaussian noise projects to: few entries change, and most of them up to the box."""
-        return self.project(x + self.noise(sample_ids, x, seed=seed, stream=stream, counter=counter), x, eps)
-
-    def slack(self, eps: float) -> float:
-        """The norm, which may be large, adds up the errors of its entries."""
-        return max(eps, 1.0)
 
 
 NORM = L1("l1", 1, sparse=True)
