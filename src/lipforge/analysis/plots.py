@@ -39,8 +39,8 @@ def plot_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, (title, lines) in FIGURES.items():
-        figure = figures.Figure(figsize=(max(6.0, 0.35 * len(analysis.run) + 3), 4.5), layout="constrained")
-        if _draw(figure.subplots(), analysis.run, title, lines):
+        figure = figures.Figure(figsize=(max(6.0, 0.35 * len(analysis.layers) + 3), 4.5), layout="constrained")
+        if _draw(figure.subplots(), analysis.layers, title, lines):
             figure.savefig(folder / f"{name}.png", dpi=120)
             written.append(folder / f"{name}.png")
     return written

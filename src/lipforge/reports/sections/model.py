@@ -53,7 +53,7 @@ def _value(site: LayerReport, path: str) -> float | None:
 
 
 def _figure(analysis: Analysis) -> Figure:
-    sites = analysis.run
+    sites = analysis.layers
     charts = [chart for panel in PANELS if (chart := _panel(panel, sites)) is not None]
     about = ", ".join(text for text in (analysis.model, analysis.mask, analysis.data, analysis.attack) if text)
     caption = f"Over depth, {len(sites)} sites ({about}). The table names the sites."
