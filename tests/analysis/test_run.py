@@ -125,7 +125,7 @@ def test_a_jump_makes_the_forged_gain_exceed_sigma():
     forges(model)["body"].set_bound(torch.tensor(1.0))
     clean = torch.full((1, 3, 2, 2), 0.4999)
     analysis: Any = analyse(model, clean, clean + 0.0002)
-    (site,) = analysis.run
+    (site,) = analysis.layers
     assert site.jump == site.threshold == 0.5
     assert site.gain_plain.worst <= site.sigma < site.gain_forged.worst
     # Everything appears at once, 0.5001 where the input moved by 0.0002: 2500 times the plain gain.
@@ -217,7 +217,7 @@ def test_the_tokens_of_a_transformer_are_blocks_of_one_map():
     model = seeded(Transformer).double()
     forge_(model, images(4).double(), ratio=0.2)
     analysis: Any = analyse(model, images(2).double(), tolerance=1e-8)
-    site = analysis.run[0]
+    site = analysis.layers[0]
     assert site.layer == "Linear"
     weight = plain(model).get_parameter(f"{site.name}.weight").detach()
     tokens = inputs(forged(model), site.name, images(2).double(), after_mask=True)
