@@ -47,7 +47,6 @@ def plot_analysis(analysis: Analysis, folder: str | Path) -> list[Path]:
 
 
 def _draw(axes: Any, layers: Sequence[LayerReport], title: str, lines: Lines) -> bool:
-    """Draw each line that has a value somewhere; whether there was any."""
     for colour, (label, field) in enumerate(lines.items()):
         values = [getattr(site, field) for site in layers]
         style = {"color": f"C{colour}", "marker": "o", "markersize": 3}

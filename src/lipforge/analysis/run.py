@@ -42,9 +42,9 @@ def analyse(
 ) -> Analysis:
     """The report of every forged site of `model` on the images of `data`, in the order of its modules.
 
-    `adversarial` are the adversarial versions of all images in their order, or a function that makes them from a batch
-    of images and labels; without it the figures that need them are None. Singular values cost tens of passes per
-    image and are taken on the first `spectral_images`; `tolerance` is the relative residual where they stop.
+    `adversarial` are the adversarial versions of all images, or a function that makes them from images and labels;
+    without it the figures that need them are None. Singular values cost tens of passes per image and are taken on the
+    first `spectral_images`; they stop at the relative residual `tolerance`, or after so many Lanczos `steps`.
     """
     if spectral_images < 0 or steps < 1 or not tolerance > 0:
         raise InputError(
@@ -149,10 +149,7 @@ def _notes(sites: Sites, tolerance: float, steps: int) -> tuple[str, ...]:
 
 @dataclass
 class SiteFigures:
-    """One site: lists of one tensor per batch, by what they hold.
-
-    Singular values stop at the relative residual `tolerance`, or after so many Lanczos `steps`.
-    """
+    """One site: lists of one tensor per batch, by what they hold."""
 
     layer: nn.Module
     forge: Forge
@@ -165,11 +162,7 @@ class SiteFigures:
     worst_residual: float = 0.0
 
     def look(self, kind: str, clean: int, spectral: int, before: Tensor, after: Tensor, out: Any) -> None:
-        """Add a batch whose first `clean` images are clean and the rest their adversarial versions.
-
-        `kind` is "plain" or "forged"; singular values are taken under the masks of the first `spectral` images. The
-        site's input comes before and after the mask, and then the layer's output.
-        """
+        """Add a batch: `clean` images, then their adversarial versions; singular values of the first `spectral`."""
         zero = (before == 0).flatten(1).double().mean(dim=1)
         changed = (before != after).flatten(1).double().mean(dim=1)
         # An image that was misclassified from the start is its own adversarial version, which tells nothing.
@@ -187,7 +180,6 @@ class SiteFigures:
         self.figures.setdefault(name, []).append(values.cpu())
 
     def all(self, name: str) -> Tensor | None:
-        """The figures of that name over all batches."""
         return torch.cat(self.figures[name]) if name in self.figures else None
 
     def spread(self, name: str, over: float | None = 1.0) -> Spread | None:
@@ -244,11 +236,7 @@ Look = Callable[[str, Tensor, Tensor, Any], None]
 
 @torch.no_grad()
 def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Look) -> Tensor:
-    """The model's logits for `images`; on the way `look` is called once for each site, at its first call.
-
-    What a site saw is handed on at once, so that nothing is kept. Without a forged function at the site, before and
-    after are the same tensor.
-    """
+    """The model's logits for `images`; on the way `look` is called for each site, at its first call."""
     inputs: dict[str, tuple[Tensor, Tensor] | None] = {}
 
     def plain_input(name: str, layer: nn.Module, args: Any, words: dict[str, Any]) -> None:
@@ -278,10 +266,7 @@ def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Look) -
 
 
 def kept(forge: Forge, before: Tensor, after: Tensor) -> Tensor:
-    """What is left of each input, in [0, 1]: forged over plain, 0 where the plain input is 0.
-
-    A mask with a centre replaces values, so that what it changes is gone.
-    """
+    """The share of each input that is left: after / before, 0 where that is 0 or a mask with a centre replaced it."""
     if forge.centre is not None:
         return ((before == after) & (before != 0)).to(before.dtype)
     return torch.where(before != 0, after / torch.where(before != 0, before, 1), 0).clamp(0, 1)

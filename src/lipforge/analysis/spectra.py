@@ -1,12 +1,9 @@
 """Largest singular values of a layer under masks, bounds on them, and the slope of a whole network.
 
-A conv or linear layer is taken as the linear map it is, without its bias, at the input size it really has.
-
-Singular values come from the Lanczos method, for many masks of one layer at once. It spends the same products W^T W v
-as power iteration, but keeps the best answer of all of them: the top of the spectrum of a conv is crowded, and power
-iteration needs hundreds of products where this takes tens. Every value is a lower bound up to rounding, and comes with
-the residual |W^T W v - s^2 v|, relative to s^2: some eigenvalue lies within it. Only the largest value is wanted, so
-lost orthogonality does no harm (Paige 1980).
+A conv or linear layer is the linear map without its bias, at the input size it really has. Singular values come from
+the Lanczos method, which takes tens of products W^T W v where power iteration needs hundreds. Every value is a lower
+bound up to rounding, and comes with the residual |W^T W v - s^2 v|, relative to s^2: some eigenvalue lies within it.
+Only the largest value is wanted, so lost orthogonality does no harm (Paige 1980).
 """
 
 from collections.abc import Callable
@@ -28,11 +25,7 @@ MOST_CLASSES = 100
 
 @dataclass(frozen=True)
 class Operator:
-    """A linear map v -> W v on a batch of vectors, one operator for the whole batch.
-
-    `item_ndim` says how many of the last dimensions make one vector: 1 for a linear layer, which acts on every token
-    alone, and channels plus space for a conv.
-    """
+    """A linear map v -> W v on batches; a vector is the last `item_ndim` dimensions: 1 for a linear layer's tokens."""
 
     apply: Callable[[Tensor], Tensor]
     item_ndim: int
@@ -75,11 +68,7 @@ class Singular:
 def largest_singular(
     operator: Operator, keep: Tensor, *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
 ) -> Singular:
-    """The largest singular values of W diag(keep), one for each item of `keep` (M, *item).
-
-    The start is random and the same for every item. It stops when every residual is at most `tolerance`, or after
-    `steps` products.
-    """
+    """The largest singular value of W diag(k) for each item k of `keep` (M, *item), to `tolerance` if `steps` allow."""
     start = rng.normal(seed, torch.zeros(1, dtype=torch.int64), stream="lanczos", shape=keep.shape[1:])
     # The mask of a start keeps it in the space where W diag(keep) can be large; elsewhere the map is 0.
     v = _unit(start.to(keep) * keep)[0]
@@ -103,20 +92,15 @@ def largest_singular(
 def gershgorin(absolute: Operator, keep: Tensor) -> Tensor:
     """Upper bounds (M,) on the largest singular value of W diag(keep), one for each item of `keep` (M, *item) >= 0.
 
-    `absolute` is the operator of |W|. By Gershgorin every eigenvalue of A = W^T W is at most the largest row sum of
-    |A|, and |A| <= |W|^T |W| entry by entry, whose row sums |W|^T |W| 1 take two passes through the layer. So the bound
-    is at least as large as Gershgorin's own. A mask d turns A into diag(d) A diag(d), whose row sums are at most
-    d * |W|^T |W| d.
+    `absolute` is the operator of |W|. By Gershgorin every eigenvalue of A = diag(d) W^T W diag(d), with the mask d, is
+    at most the largest row sum of |A|, and those are at most d * |W|^T |W| d: two passes through the layer.
     """
     sums: Tensor = keep * absolute.gram(keep)
     return sums.flatten(1).amax(dim=1).sqrt()
 
 
 def jacobian_norms(classifier: Classifier, images: Tensor) -> Tensor | None:
-    """The largest singular value (N,) of d logits / d image at each image, exactly; None beyond 100 classes.
-
-    J J^T is as small as the number of classes, and its rows cost one backward pass per class.
-    """
+    """The largest singular value (N,) of d logits / d image, exactly, one pass per class; None beyond 100 classes."""
     x = images.detach().requires_grad_()
     with torch.enable_grad():
         logits = classifier(x)
@@ -141,7 +125,6 @@ def _ritz(alphas: Tensor, betas: Tensor) -> Singular:
 
 
 def _unit(v: Tensor) -> tuple[Tensor, Tensor]:
-    """Each item divided by its norm, and the norm; an item that is 0 stays 0."""
     norm = v.flatten(1).norm(dim=1)
     return _scaled(v, torch.where(norm > 0, 1 / norm, 0.0)), norm
 

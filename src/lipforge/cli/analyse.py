@@ -4,7 +4,7 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 @options.command(
-    recipe=(..., typer.Option(help="The recipe of `lipforge forge`.")),
-    limit=(64, typer.Option("--images", help="Measure on this many images.")),
+    recipe=(..., Option(help="The recipe of `lipforge forge`.")),
+    limit=(64, Option("--images", help="Measure on this many images.")),
 )
 def analyse(
     models: options.ModelOptions,
@@ -26,9 +26,9 @@ def analyse(
     threats: options.ThreatOptions,
     recipe: options.RecipeOptions,
     keep: options.RunOptions,
-    spectral: Annotated[int, typer.Option(help="Images whose masks singular values are taken under.")] = 16,
+    spectral: Annotated[int, Option(help="Images whose masks singular values are taken under.")] = 16,
     attack: options.AttackText = "pgd",
-    plot: Annotated[str | None, typer.Option(help="A folder for plots over depth.")] = None,
+    plot: Annotated[str | None, Option(help="A folder for plots over depth.")] = None,
     batch_size: options.BatchSize = 32,
     json: options.Json = False,
 ) -> None:

@@ -2,21 +2,20 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-import typer
+from typer import Argument, Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import print_json, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
+from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import by_torchrun
-
-if TYPE_CHECKING:
-    from lipforge.paper import TableAudit
+from lipforge.records import to_builtins
 
 
-@options.command(model="", data="cifar10:test", limit=500, norm=("linf", typer.Option(help="linf or l2.")))
+@options.command(model="", data="cifar10:test", limit=500, norm=("linf", Option(help="linf or l2.")))
 def audit(
     models: options.ModelOptions,
     data: options.DataOptions,
@@ -24,15 +23,14 @@ def audit(
     recipe: options.RecipeOptions,
     keep: options.RunOptions,
     candidate: Annotated[
-        str | None,
-        typer.Argument(metavar="CANDIDATE", help="Another model to compare with the first.", show_default=False),
+        str | None, Argument(metavar="CANDIDATE", help="Another model to compare with the first.", show_default=False)
     ] = None,
-    candidate_weights: Annotated[str | None, typer.Option(help="A checkpoint file for CANDIDATE.")] = None,
-    version: Annotated[str, typer.Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
-    square: Annotated[int, typer.Option(help="Also attack with Square, with this many queries per image.")] = 0,
-    margin: Annotated[float, typer.Option(help="Percentage points below which a difference is no change.")] = 1.0,
+    candidate_weights: Annotated[str | None, Option(help="A checkpoint file for CANDIDATE.")] = None,
+    version: Annotated[str, Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
+    square: Annotated[int, Option(help="Also attack with Square, with this many queries per image.")] = 0,
+    margin: Annotated[float, Option(help="Percentage points below which a difference is no change.")] = 1.0,
     published: Annotated[
-        str | None, typer.Option("--table", help="Check published numbers instead: paper, or a CSV file.")
+        str | None, Option("--table", help="Check published numbers instead: paper, or a CSV file.")
     ] = None,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
@@ -72,13 +70,12 @@ def audit(
             say(str(report))
             say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
-    raise typer.Exit(0 if by_torchrun() else report.exit_code)
+    raise Exit(0 if by_torchrun() else report.exit_code)
 
 
 def _check(
     models: options.ModelOptions, candidate: str | None, candidate_weights: str | None, recipe: options.RecipeOptions
 ) -> None:
-    """Raise unless there is a model with a recipe, or a model and a candidate."""
     if not models.model:
         raise InputError("audit needs a MODEL with --recipe, a MODEL and a CANDIDATE, or --table")
     if (recipe.recipe is None) == (candidate is None):
@@ -90,22 +87,19 @@ def _check(
 
 
 def _check_published(source: str, model: str, json: bool) -> None:
-    from lipforge.paper import check_table, load_paper, read_table
-
     if model:
         raise InputError("--table checks published numbers and takes no MODEL")
     found = check_table(load_paper() if source == "paper" else read_table(source), source=source)
     if json:
-        from lipforge.records import to_builtins
         from lipforge.results import FORMAT
 
         print_json({"kind": "table_audit", "format": FORMAT, **to_builtins(found)})
     else:
         _show_published(found)
-    raise typer.Exit(1 if found.findings else 0)
+    raise Exit(1 if found.findings else 0)
 
 
-def _show_published(found: "TableAudit") -> None:
+def _show_published(found: TableAudit) -> None:
     broken = sum(rule.broken > 0 for rule in found.rules)
     count = len(found.findings)
     idle = len(found.rules) - found.applied

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -16,22 +16,22 @@ if TYPE_CHECKING:
     from lipforge.results import CertifyCost
 
 
-@options.command(limit=(None, typer.Option(help="Certify at most this many images.")))
+@options.command(limit=(None, Option(help="Certify at most this many images.")))
 def certify(
     models: options.ModelOptions,
     data: options.DataOptions,
     recipe: options.RecipeOptions,
     keep: options.RunOptions,
-    sigma: Annotated[str, typer.Option(help="Deviation of the noise.")] = "0.25",
-    n0: Annotated[int, typer.Option("--n0", help="Draws that choose the class.")] = 100,
-    n: Annotated[int, typer.Option("--n", help="Fresh draws that bound its probability.")] = 100_000,
-    alpha: Annotated[float, typer.Option(help="The probability that an image's claim may be wrong.")] = 0.001,
-    skip: Annotated[int, typer.Option(help="Certify every so many images; Cohen et al. take every 20th.")] = 1,
+    sigma: Annotated[str, Option(help="Deviation of the noise.")] = "0.25",
+    n0: Annotated[int, Option("--n0", help="Draws that choose the class.")] = 100,
+    n: Annotated[int, Option("--n", help="Fresh draws that bound its probability.")] = 100_000,
+    alpha: Annotated[float, Option(help="The probability that an image's claim may be wrong.")] = 0.001,
+    skip: Annotated[int, Option(help="Certify every so many images; Cohen et al. take every 20th.")] = 1,
     only_correct: Annotated[
-        bool, typer.Option("--only-correct", help="Spend nothing on images whose chosen class is wrong; same curve.")
+        bool, Option("--only-correct", help="Spend nothing on images whose chosen class is wrong; same curve.")
     ] = False,
-    radii: Annotated[str | None, typer.Option(help="Radii of the table, such as 0,0.25,0.5.")] = None,
-    estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
+    radii: Annotated[str | None, Option(help="Radii of the table, such as 0,0.25,0.5.")] = None,
+    estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
     batch_size: options.BatchSize = 256,
     json: options.Json = False,
 ) -> None:

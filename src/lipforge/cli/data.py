@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Exit, Typer
 
 import lipforge as lf
 from lipforge.cli import options
@@ -11,7 +11,7 @@ from lipforge.cli.output import print_json, results, say, show_table
 if TYPE_CHECKING:
     from lipforge.data import DataReport
 
-app = typer.Typer(help="List, get and check data sets.", no_args_is_help=True)
+app = Typer(help="List, get and check data sets.", no_args_is_help=True)
 
 
 @app.command("list")
@@ -48,7 +48,7 @@ def list_command(json: options.Json = False) -> None:
 
 @app.command("get")
 def get_command(
-    name: Annotated[str, typer.Argument(help="A name of `lipforge data list`.", show_default=False)],
+    name: Annotated[str, Argument(help="A name of `lipforge data list`.", show_default=False)],
     root: options.Root = None,
     json: options.Json = False,
 ) -> None:
@@ -69,7 +69,7 @@ def get_command(
 @app.command("check")
 @options.command()
 def check_command(
-    spec: Annotated[str, typer.Argument(help="A data set, such as cifar10:test or folder:PATH.", show_default=False)],
+    spec: Annotated[str, Argument(help="A data set, such as cifar10:test or folder:PATH.", show_default=False)],
     folder: options.ImageOptions,
     root: options.Root = None,
     json: options.Json = False,
@@ -86,7 +86,7 @@ def check_command(
     else:
         _show(report)
     if report.unreadable:
-        raise typer.Exit(2)
+        raise Exit(2)
 
 
 def _show(report: "DataReport") -> None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -43,12 +43,12 @@ SMALL, FULL = Sizes(), Sizes(validation=1000, test=1000, certified=100, draws=10
 
 def demo(
     model: Annotated[
-        str, typer.Option(help="A CIFAR-10 classifier, by any name that `lipforge sites` takes.")
+        str, Option(help="A CIFAR-10 classifier, by any name that `lipforge sites` takes.")
     ] = "cifar10-resnet",
     weights: options.Weights = None,
-    out: Annotated[str, typer.Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
-    count: Annotated[int | None, typer.Option(help="How many test images to attack.")] = None,
-    full: Annotated[bool, typer.Option("--full", help="Larger samples: 1,000 images instead of 200.")] = False,
+    out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
+    count: Annotated[int | None, Option(help="How many test images to attack.")] = None,
+    full: Annotated[bool, Option("--full", help="Larger samples: 1,000 images instead of 200.")] = False,
     json: options.Json = False,
 ) -> None:
     """Forge a robust CIFAR-10 model, search its ratio, attack it, audit it, certify it, and write the report.

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -24,24 +24,24 @@ def evaluate(
     keep: options.RunOptions,
     attack: Annotated[
         list[str] | None,
-        typer.Option(
+        Option(
             help="An attack such as pgd:steps=50 or 'apgd + square', repeatable. fast, the default, is lipforge's own "
             "cascade; autoattack is AutoAttack standard, at its published budgets."
         ),
     ] = None,
     view: Annotated[
-        list[str] | None, typer.Option(help="With --recipe: only plain, forged or straight_through; repeatable.")
+        list[str] | None, Option(help="With --recipe: only plain, forged or straight_through; repeatable.")
     ] = None,
     save_images: Annotated[
-        bool, typer.Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
+        bool, Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
     ] = False,
-    interval: Annotated[str, typer.Option(help="clopper-pearson or wilson.")] = "clopper-pearson",
-    estimate: Annotated[bool, typer.Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
-    devices: Annotated[int, typer.Option(help="With --estimate: share the cost among this many devices.")] = 1,
-    probe: Annotated[int, typer.Option(help="With --estimate: attack this many images.")] = 8,
+    interval: Annotated[str, Option(help="clopper-pearson or wilson.")] = "clopper-pearson",
+    estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
+    devices: Annotated[int, Option(help="With --estimate: share the cost among this many devices.")] = 1,
+    probe: Annotated[int, Option(help="With --estimate: attack this many images.")] = 8,
     batch_size: options.BatchSize = 100,
     shard_size: Annotated[
-        int | None, typer.Option(help="Images that are kept and handed out together; the batch size by default.")
+        int | None, Option(help="Images that are kept and handed out together; the batch size by default.")
     ] = None,
     json: options.Json = False,
 ) -> None:

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -23,11 +23,11 @@ def forge(
     models: options.ModelOptions,
     data: options.DataOptions,
     where: options.SiteOptions,
-    out: Annotated[str, typer.Option(help="Where to write the recipe.")] = "recipe.json",
+    out: Annotated[str, Option(help="Where to write the recipe.")] = "recipe.json",
     mask: options.Mask = "step",
-    ratio: Annotated[str, typer.Option(help="Share of the bound below which activations are forged.")] = "2^-7",
-    per_channel: Annotated[bool, typer.Option("--per-channel", help="One bound per channel.")] = False,
-    quantile: Annotated[float | None, typer.Option(help="This quantile of |x| instead of the maximum.")] = None,
+    ratio: Annotated[str, Option(help="Share of the bound below which activations are forged.")] = "2^-7",
+    per_channel: Annotated[bool, Option("--per-channel", help="One bound per channel.")] = False,
+    quantile: Annotated[float | None, Option(help="This quantile of |x| instead of the maximum.")] = None,
     batch_size: options.BatchSize = 128,
     json: options.Json = False,
 ) -> None:

@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Annotated, TextIO
 
-import typer
+from typer import Exit, Option, Typer
 
 from lipforge.cli import data
 from lipforge.cli.analyse import analyse
@@ -24,6 +24,7 @@ from lipforge.cli.train import train
 from lipforge.cli.transfer import transfer
 from lipforge.errors import InputError, LipforgeError
 from lipforge.ranks import by_torchrun, leave
+from lipforge.records import lipforge_version
 
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ RENAMED = {
 }
 """Options that had another name, with their command ("" for every one) and their name now."""
 
-app = typer.Typer(
+app = Typer(
     name="lipforge",
     help="Forge a trained image classifier in one pass, and find out whether it really got harder to fool.",
     epilog="Exit codes: 0 done, 1 an audit says not real or harmful, 2 wrong use or bad input, 3 an audit is "
@@ -55,17 +56,15 @@ app.add_typer(data.app, name="data")
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from lipforge.records import lipforge_version
-
         print(lipforge_version())
-        raise typer.Exit
+        raise Exit
 
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+        bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
     """Options of every command."""

@@ -1,8 +1,4 @@
-"""Options that several commands share, declared once in groups, and what is made of them.
-
-A group is a frozen dataclass whose fields are options; `command` puts them into the signature of a command that takes
-the group as a parameter. Torch is imported where it is used.
-"""
+"""Options that several commands share, in dataclasses that `command` puts into a command's signature."""
 
 import os
 import shlex
@@ -12,11 +8,12 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from importlib import import_module
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
-import typer
+from typer import Argument, Option
 from typer.models import OptionInfo
 
 import lipforge as lf
@@ -34,7 +31,6 @@ if TYPE_CHECKING:  # torch takes seconds to import, and help and wrong use do no
 Command = Callable[..., None]
 
 EPS = "8/255"
-"""The default of --eps."""
 
 LABELS = {"plain": "base", "forged": "forged", "straight_through": "straight_through"}
 """The views of a forged model, and what each is called in results."""
@@ -45,21 +41,9 @@ def _complete(names: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
     return lambda incomplete: [name for name in names() if name.startswith(incomplete)]
 
 
-def _masks() -> list[str]:
-    from lipforge.forge.masks import MASKS
-
-    return [name.replace("_", "-") for name in MASKS]
-
-
-def _rules() -> list[str]:
-    from lipforge.forge.sites import RULES
-
-    return list(RULES)
-
-
 Model = Annotated[
     str,
-    typer.Argument(
+    Argument(
         metavar="MODEL",
         autocompletion=_complete(lambda: [name for names in lf.list_models().values() for name in names]),
         help="A bundled name, an architecture (wrn-28-10), robustbench:DATASET/THREAT/NAME, timm:NAME, "
@@ -67,35 +51,35 @@ Model = Annotated[
         show_default=False,
     ),
 ]
-Weights = Annotated[str | None, typer.Option(help="A checkpoint file: safetensors, or what torch.save wrote.")]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one.")]
+Weights = Annotated[str | None, Option(help="A checkpoint file: safetensors, or what torch.save wrote.")]
+Device = Annotated[str, Option(help="cpu, cuda, cuda:1, mps; auto takes an accelerator if there is one.")]
 Mask = Annotated[
     str,
-    typer.Option(
-        autocompletion=_complete(_masks),
+    Option(
+        autocompletion=_complete(
+            lambda: [name.replace("_", "-") for name in import_module("lipforge.forge.masks").MASKS]
+        ),
         help="step, piecewise:d=0.5, smooth:a=20,b=10,argument=relative or mean-centred.",
     ),
 ]
 Data = Annotated[
     str,
-    typer.Option(
+    Option(
         autocompletion=_complete(lambda: [entry.name.removesuffix("PATH") for entry in lf.list_data()]),
         help="cifar10, cifar10:train, cifar100, mnist, fashion-mnist, cifar10-sample, folder:PATH, npz:PATH, "
         "npy:IMAGES,LABELS, idx:PATH or hub:PATH.",
     ),
 ]
-Root = Annotated[str | None, typer.Option(help="A folder where you keep published data files (or LIPFORGE_DATA).")]
+Root = Annotated[str | None, Option(help="A folder where you keep published data files (or LIPFORGE_DATA).")]
 AttackText = Annotated[
     str,
-    typer.Option(
-        help="The attack, such as pgd:steps=20. fast is lipforge's own cascade, autoattack is AutoAttack standard."
-    ),
+    Option(help="The attack, such as pgd:steps=20. fast is lipforge's own cascade, autoattack is AutoAttack standard."),
 ]
-BatchSize = Annotated[int, typer.Option(help="Images per forward pass.")]
-ShardSize = Annotated[int, typer.Option(help="Images that are attacked together, and kept together.")]
+BatchSize = Annotated[int, Option(help="Images per forward pass.")]
+ShardSize = Annotated[int, Option(help="Images that are attacked together, and kept together.")]
 Json = Annotated[
     bool,
-    typer.Option(
+    Option(
         "--json",
         help="Print one JSON object instead of tables; evaluate, certify and transfer list theirs under 'results'.",
     ),
@@ -104,20 +88,15 @@ Json = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which model, and where it runs."""
-
     panel: ClassVar[str] = "Model"
     model: Model
     weights: Weights = None
-    weights_dir: Annotated[str | None, typer.Option(help="A folder of checkpoints to search before any download.")] = (
-        None
-    )
-    no_weights: Annotated[bool, typer.Option("--no-weights", help="The architecture with random weights.")] = False
-    classes: Annotated[int | None, typer.Option(help="Build the model for this many classes.")] = None
+    weights_dir: Annotated[str | None, Option(help="A folder of checkpoints to search before any download.")] = None
+    no_weights: Annotated[bool, Option("--no-weights", help="The architecture with random weights.")] = False
+    classes: Annotated[int | None, Option(help="Build the model for this many classes.")] = None
     device: Device = "auto"
 
     def load(self, device: "torch.device") -> "nn.Module":
-        """The model on that device."""
         made = lf.load_model(
             self.model, self.weights, weights_dir=self.weights_dir, pretrained=not self.no_weights, classes=self.classes
         )
@@ -126,14 +105,12 @@ class ModelOptions:
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """How image folders are read."""
-
     panel: ClassVar[str] = "Image folders"
-    resize: Annotated[int, typer.Option(help="The shorter side becomes this; 0 leaves it.")] = 256
-    crop: Annotated[int, typer.Option(help="Centre crop of this size; 0 leaves it.")] = 224
-    interpolation: Annotated[str, typer.Option(help="bicubic or bilinear.")] = "bicubic"
-    workers: Annotated[int | None, typer.Option(help="Decoding processes.")] = None
-    files: Annotated[str | None, typer.Option(help="A text file that lists the images to read.")] = None
+    resize: Annotated[int, Option(help="The shorter side becomes this; 0 leaves it.")] = 256
+    crop: Annotated[int, Option(help="Centre crop of this size; 0 leaves it.")] = 224
+    interpolation: Annotated[str, Option(help="bicubic or bilinear.")] = "bicubic"
+    workers: Annotated[int | None, Option(help="Decoding processes.")] = None
+    files: Annotated[str | None, Option(help="A text file that lists the images to read.")] = None
 
     def for_data(self, spec: str, on_error: str = "raise") -> "lf.FolderOptions | None":
         """These options as the library takes them, checked; None where `spec` is no image folder."""
@@ -150,16 +127,12 @@ class ImageOptions:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Which images."""
-
     panel: ClassVar[str] = "Data"
     data: Data = "cifar10"
-    limit: Annotated[int | None, typer.Option(help="At most this many images.")] = None
-    data_seed: Annotated[
-        int | None, typer.Option(help="Take random images by this seed instead of the first ones.")
-    ] = None
+    limit: Annotated[int | None, Option(help="At most this many images.")] = None
+    data_seed: Annotated[int | None, Option(help="Take random images by this seed instead of the first ones.")] = None
     root: Root = None
-    on_error: Annotated[str, typer.Option(help="Image folders: raise at an unreadable image, or skip it.")] = "raise"
+    on_error: Annotated[str, Option(help="Image folders: raise at an unreadable image, or skip it.")] = "raise"
     folder: ImageOptions = ImageOptions()
 
     def open(self) -> "DataSet":
@@ -170,19 +143,17 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class SiteOptions:
-    """Which layers are sites."""
-
     panel: ClassVar[str] = "Sites"
     rule: Annotated[
         list[str] | None,
-        typer.Option(
-            autocompletion=_complete(_rules),
+        Option(
+            autocompletion=_complete(lambda: list(import_module("lipforge.forge.sites").RULES)),
             help="Which layers are sites, repeatable: residual_convs, mlp_linears (both by default), depthwise_convs, "
             "shortcut_convs, attention_projections, gate_layers, sequential_layers, activations, name:GLOB.",
         ),
     ] = None
-    include: Annotated[list[str] | None, typer.Option(help="Keep only sites that match this glob; repeatable.")] = None
-    exclude: Annotated[list[str] | None, typer.Option(help="Leave out sites that match this glob; repeatable.")] = None
+    include: Annotated[list[str] | None, Option(help="Keep only sites that match this glob; repeatable.")] = None
+    exclude: Annotated[list[str] | None, Option(help="Leave out sites that match this glob; repeatable.")] = None
 
     @property
     def chosen(self) -> dict[str, Any]:
@@ -193,14 +164,11 @@ class SiteOptions:
 
 @dataclass(frozen=True)
 class RecipeOptions:
-    """The recipe that forges the model."""
-
     panel: ClassVar[str] = "Recipe"
-    recipe: Annotated[str | None, typer.Option(help="A recipe of `lipforge forge`: measure base and forged.")] = None
-    ratio: Annotated[str | None, typer.Option(help="Another ratio than the recipe's.")] = None
+    recipe: Annotated[str | None, Option(help="A recipe of `lipforge forge`: measure base and forged.")] = None
+    ratio: Annotated[str | None, Option(help="Another ratio than the recipe's.")] = None
 
     def apply_(self, model: "nn.Module") -> None:
-        """Put the recipe on the model, if there is one."""
         if self.recipe is None:
             if self.ratio is not None:
                 raise InputError("--ratio changes the ratio of a recipe; give one with --recipe")
@@ -224,11 +192,9 @@ class RecipeOptions:
 
 @dataclass(frozen=True)
 class ThreatOptions:
-    """What the attack may change."""
-
     panel: ClassVar[str] = "Threat"
-    norm: Annotated[str, typer.Option(help="linf, l2 or l1.")] = "linf"
-    eps: Annotated[str, typer.Option(help="Largest size of the perturbation.")] = EPS
+    norm: Annotated[str, Option(help="linf, l2 or l1.")] = "linf"
+    eps: Annotated[str, Option(help="Largest size of the perturbation.")] = EPS
 
     @property
     def threat(self) -> Threat:
@@ -249,14 +215,12 @@ class ThreatOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Where the work is kept, and its random numbers."""
-
     panel: ClassVar[str] = "Run"
-    run: Annotated[
-        str | None, typer.Option(help="A run directory: keeps every shard; the same command again resumes.")
-    ] = None
+    run: Annotated[str | None, Option(help="A run directory: keeps every shard; the same command again resumes.")] = (
+        None
+    )
     seed: Annotated[
-        int, typer.Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
+        int, Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
     ] = 0
 
     def open(self) -> "lf.RunDir | None":
@@ -275,8 +239,7 @@ class RunOptions:
 def command(**changes: Any) -> Callable[[Command], Command]:
     """A decorator for commands: typer sees the fields of every group, the function gets the group.
 
-    `changes` give options of the groups another default, `...` for a required one, or a pair of a default and a
-    `typer.Option`. A group shows its options in a panel of the help that is named by its `panel`.
+    `changes` give options of the groups another default (`...`: required), or a pair of a default and `typer.Option`.
     """
 
     def spread(function: Command) -> Command:

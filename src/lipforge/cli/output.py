@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from lipforge.records import to_json
 
 WIDTH = 120
 """Columns of a table that goes to a file or a pipe, unless COLUMNS says otherwise."""
@@ -19,8 +23,6 @@ notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 def note(text: object, *, word: str = "note", style: str = "yellow") -> None:
     """One line on stderr that a coloured word introduces."""
-    from rich.text import Text
-
     notes.print(Text.assemble((f"{word}:", style), " ", str(text)), soft_wrap=True)
 
 
@@ -30,15 +32,12 @@ def say(text: str) -> None:
 
 
 def say_wrote(paths: Iterable[str | Path]) -> None:
-    """Where results were written."""
     for path in paths:
         say(f"wrote {path}")
 
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout; columns such as ">bound" are aligned to the right."""
-    from rich.table import Table
-
     made = Table(title=title, title_justify="left", header_style="bold")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
@@ -59,6 +58,4 @@ def printed(json: bool, found: Any, **more: Any) -> bool:
 
 def print_json(value: Any) -> None:
     """One JSON object on stdout and nothing else, for programs to read."""
-    from lipforge.records import to_json
-
     print(to_json(value), end="", flush=True)

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 from lipforge.cli import options
 from lipforge.cli.output import note, print_json, say_wrote
@@ -17,10 +17,10 @@ FORMATS = ("html", "csv", "latex", "markdown")
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Run directories.", show_default=False)],
-    out: Annotated[str | None, typer.Option(help="Where to write; html: report.html in the first run.")] = None,
-    format: Annotated[str, typer.Option(help="html, or the tables as csv, latex or markdown.")] = "html",
-    table: Annotated[list[str] | None, typer.Option(help="Only this table; repeatable. --json lists them.")] = None,
+    runs: Annotated[list[str], Argument(metavar="RUN...", help="Run directories.", show_default=False)],
+    out: Annotated[str | None, Option(help="Where to write; html: report.html in the first run.")] = None,
+    format: Annotated[str, Option(help="html, or the tables as csv, latex or markdown.")] = "html",
+    table: Annotated[list[str] | None, Option(help="Only this table; repeatable. --json lists them.")] = None,
     json: options.Json = False,
 ) -> None:
     """Write one self-contained HTML page about the results of run directories, or print their tables.
@@ -59,7 +59,6 @@ def report(
 
 
 def _tables(made: "Report", names: list[str] | None, format: str) -> str:
-    """The tables of these names, or all of them, as text."""
     known = {table.name: table for table in made.tables}
     for name in names or ():
         if name not in known:

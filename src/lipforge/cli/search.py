@@ -3,7 +3,7 @@
 import re
 from typing import TYPE_CHECKING, Annotated, cast
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -23,27 +23,26 @@ def search(
     data: options.DataOptions,
     threats: options.ThreatOptions,
     keep: options.RunOptions,
-    recipe: Annotated[str, typer.Option(help="A recipe of `lipforge forge`: its bounds stay, its ratio is searched.")],
-    ratios: Annotated[str, typer.Option(help="Candidates, separated by commas.")] = "2^-8,2^-7,2^-6",
+    recipe: Annotated[str, Option(help="A recipe of `lipforge forge`: its bounds stay, its ratio is searched.")],
+    ratios: Annotated[str, Option(help="Candidates, separated by commas.")] = "2^-8,2^-7,2^-6",
     attack: options.AttackText = "fast",
     metric: Annotated[
-        str, typer.Option(help="non-adaptive, or union with an attack whose backward pass ignores the masks.")
+        str, Option(help="non-adaptive, or union with an attack whose backward pass ignores the masks.")
     ] = "union",
     groups: Annotated[
-        list[str] | None, typer.Option("--group", help="A ratio for each glob of site names; repeatable.")
+        list[str] | None, Option("--group", help="A ratio for each glob of site names; repeatable.")
     ] = None,
-    stages: Annotated[bool, typer.Option("--stages", help="A ratio for each stage of the network.")] = False,
+    stages: Annotated[bool, Option("--stages", help="A ratio for each stage of the network.")] = False,
     all_ratios: Annotated[
-        bool, typer.Option("--all", help="Attack every candidate, not only the best clean one and its neighbours.")
+        bool, Option("--all", help="Attack every candidate, not only the best clean one and its neighbours.")
     ] = False,
     exhaustive: Annotated[
-        bool, typer.Option("--exhaustive", help="Skip no image of the ratios that are attacked; several times slower.")
+        bool, Option("--exhaustive", help="Skip no image of the ratios that are attacked; several times slower.")
     ] = False,
-    plot: Annotated[str | None, typer.Option(help="Save the trade-off as a picture: .png or .svg.")] = None,
-    out: Annotated[str | None, typer.Option(help="Write the recipe with the chosen ratio here.")] = None,
+    plot: Annotated[str | None, Option(help="Save the trade-off as a picture: .png or .svg.")] = None,
+    out: Annotated[str | None, Option(help="Write the recipe with the chosen ratio here.")] = None,
     rounds: Annotated[
-        int | None,
-        typer.Option(help="Rounds, after which clearly worse ratios are stopped; by default of about 250 images."),
+        int | None, Option(help="Rounds, after which clearly worse ratios are stopped; by default of about 250 images.")
     ] = None,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
@@ -97,7 +96,6 @@ def search(
 
 
 def _warn_of_overlap(calibration: str, validation: str) -> None:
-    """Say so where the validation images come from the set that the bounds come from."""
     whole = [re.sub(r"/(first|random) \d+$", "", name) for name in (calibration, validation)]
     if whole[0] == whole[1]:
         note(

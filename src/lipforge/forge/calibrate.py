@@ -1,7 +1,4 @@
-"""Bounds from one pass over images: no gradients, constant memory, nothing else in the model changed.
-
-`forge_` is the one-liner: find the sites, insert forged functions, calibrate them.
-"""
+"""Bounds from one pass over images: no gradients, constant memory, nothing else in the model changed."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -40,10 +37,7 @@ def forge_(
     data: str | None = None,
     show_progress: bool | None = None,
 ) -> Recipe:
-    """Forge `model` in one pass over `images`, and return the recipe. The mask is Step unless another is given.
-
-    On any error the model is as it was before.
-    """
+    """Find the sites of `model`, insert masks (Step by default), calibrate; the recipe. An error changes nothing."""
     found = forges(model)
     if found:
         raise SiteError(f"the model is forged already ({len(found)} sites); call remove_ first, or calibrate_ again")
@@ -79,10 +73,9 @@ def calibrate_(
 ) -> Recipe:
     """Set the bound of every forged function to the largest |x| that `images` cause there (eq. 15), in one pass.
 
-    `per_channel` keeps one bound per channel; `quantile` takes that quantile of |x| instead of the maximum, at most
-    0.1 % above the exact one. MeanCentred always gets the mean and standard deviation of each channel. In a process
-    group every rank passes its own share of the images and all end with the same bounds. On any error the model is
-    as it was. `data` describes the images in the recipe.
+    `per_channel` keeps one bound per channel; `quantile` takes that quantile of |x|, not the maximum, at most 0.1 %
+    above the exact one. MeanCentred gets each channel's mean and standard deviation. In a process group every rank
+    passes its share of the images and all get the same bounds. `data` names the images. An error changes nothing.
     """
     found, inner, device = require_forges(model), unwrap(model), device_of(model)
     check_eval(inner)
@@ -90,10 +83,10 @@ def calibrate_(
     with _tracking(found, trackers):
         seen = _together(lambda: _run(inner, images, batch_size, trackers, show_progress), device)
         _finish(trackers, device)
-        statistic = next(iter(trackers.values())).statistic
         for name, forge in found.items():
-            forge.set_bound(trackers[name].bound(), trackers[name].centre())
-            forge.calibration = Calibration(seen, data or describe_source(images), statistic)
+            tracker = trackers[name]
+            forge.set_bound(tracker.bound(), tracker.centre() if isinstance(tracker, Moments) else None)
+            forge.calibration = Calibration(seen, data or describe_source(images), tracker.statistic)
         return recipe_of(model)
 
 
@@ -175,7 +168,6 @@ def _tracking(found: dict[str, Forge], trackers: Trackers) -> Iterator[None]:
 
 
 def _tracker(name: str, forge: Forge, per_channel: bool, quantile: float | None) -> Tracker:
-    """What the options and the mask ask for at a site, or an error where they do not go together."""
     device, moments = forge.bound.device, forge.mask.statistic == "moments"
     if quantile is not None and not 0 < quantile <= 1:
         raise InputError(f"quantile must lie in (0, 1], got {quantile}")
@@ -198,7 +190,6 @@ def _tracker(name: str, forge: Forge, per_channel: bool, quantile: float | None)
 
 
 def _forward(model: nn.Module, images: Tensor, first: int) -> None:
-    """Run the model; where it fails, say on what, and whether the channels look wrong."""
     try:
         model(images)
     except RuntimeError as error:

@@ -70,11 +70,7 @@ class Fold:
 def count_zeros(
     model: nn.Module, images: ImageSource, *, batch_size: int = BATCH_SIZE, show_progress: bool | None = None
 ) -> ZeroCounts:
-    """Count over `images` how often each input channel of each site is forged to zero.
-
-    The model runs as it is, so its forged functions should be in the mode `forged`. Elements that are zero already
-    (behind a ReLU) count too: their weights do not act either.
-    """
+    """How often each input channel of each site is zero, by the mask or before it; the mode should be `forged`."""
     found, inner, device = require_forges(model), unwrap(model), device_of(model)
     check_eval(inner)
     zeros = {name: torch.zeros(forge.channels, dtype=torch.int64, device=device) for name, forge in found.items()}

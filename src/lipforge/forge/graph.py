@@ -1,10 +1,8 @@
 """The data flow of one forward pass, and what part each layer plays in it.
 
-No code of the model is read or changed. Every operator is recorded, so functional and in-place activations, `+=`,
-slices and paddings are all part of the graph; conv, linear and attention layers are single nodes.
-
-A residual block is an addition of two paths that start from one activation: the path with more layers is the main
-path, the shorter one (at most one layer, the projection) the shortcut. The innermost addition decides.
+Every operator is recorded, so functional and in-place activations, `+=`, slices and paddings are in the graph; conv,
+linear and attention layers are single nodes. A residual block is an addition of two paths that start from one
+activation: the one with more layers is the main path, the other (at most one layer, the projection) the shortcut.
 """
 
 import dataclasses
@@ -113,10 +111,7 @@ class _Tracer:
 
 @dataclass(frozen=True)
 class Call:
-    """The first call of a layer: its node, its role, the shape that went in, and where its channels are.
-
-    `channels` is 0 where calls differ in their number: a shared activation may see several.
-    """
+    """The first call of a layer; `channels` is 0 where calls differ in it, as those of a shared activation may."""
 
     node: int
     role: Role
@@ -144,7 +139,6 @@ def roles(graph: Graph) -> dict[str, Call]:
 
 
 def _block_roles(graph: Graph) -> dict[int, Role]:
-    """The roles of the layers in residual blocks and in gates."""
     gates = _gated_layers(graph)
     found: dict[int, Role] = {}
     inner = 0
@@ -164,8 +158,7 @@ def _block_roles(graph: Graph) -> dict[int, Role]:
 def _channel_dim(index: int, graph: Graph) -> int:
     """Where the channels are, counted from the end: before the positions for a conv, last for a linear layer.
 
-    An activation has them where the nearest layer put them; if the sizes say otherwise (channels last behind a
-    permuted conv), the sizes are right.
+    An activation has them where the nearest layer put them, unless the sizes say otherwise, as behind a permutation.
     """
     node, nearest = graph.nodes[index], graph.layers(graph.ancestors[index])[-1:]
     layer = graph.nodes[nearest[0]].module if nearest else None

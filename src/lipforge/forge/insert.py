@@ -1,7 +1,6 @@
-"""Forged functions into a model and out again, from outside.
+"""Forged functions into a model and out again: a `Forge` child on each layer, and a forward-pre-hook without state.
 
-A `Forge` child on the layer plus one forward-pre-hook: the layer keeps its class and its keys, the mask is visible in
-`print(model)`, and deepcopy, pickle, DataParallel and torch.compile work because the hook holds no state of its own.
+So layers keep their class and keys, `print(model)` shows the masks, and deepcopy, pickle and torch.compile work.
 """
 
 import sys
@@ -24,10 +23,7 @@ CHILD = "forge"
 def insert_(
     model: nn.Module, sites: Iterable[Site], *, mask: Mask | None = None, ratio: float = 0.0
 ) -> dict[str, Forge]:
-    """Put a forged function in front of each site's layer; all of them, or none if any does not fit.
-
-    Until it is calibrated (bound 0), a forged function is the identity.
-    """
+    """Put a forged function, the identity until calibrated, in front of each site's layer: all of them, or none."""
     inner, chosen, device = unwrap(model), list(sites), device_of(model)
     _check_sites(inner, chosen)
     layers = [inner.get_submodule(site.name) for site in chosen]
@@ -59,10 +55,7 @@ def forges(model: nn.Module) -> dict[str, Forge]:
 
 
 def set_ratio_(model: nn.Module, ratio: float | Mapping[str, float]) -> None:
-    """Set one ratio for all sites, or one per site: a mapping of site names or globs, the later entry winning.
-
-    A mapping leaves the sites that it does not name as they are; an entry that names none is an error.
-    """
+    """Set one ratio for all sites, or those that a mapping of site names or globs names; a later entry wins."""
     found = require_forges(model)
     plan: dict[str, float] = {}
     for glob, value in (ratio if isinstance(ratio, Mapping) else {"*": ratio}).items():
@@ -138,9 +131,6 @@ def _check_sites(model: nn.Module, sites: list[Site]) -> None:
 
 
 def _forget_compiled() -> None:
-    """Compiled code does not look at hooks again, so after a change of hooks it has to be dropped.
-
-    All of it: from here a `model.compile()`, a compiled part or a compiled function around the model cannot be seen.
-    """
+    """Drop all compiled code: it does not look at hooks again, and what of it is this model's cannot be seen."""
     if "torch._dynamo" in sys.modules:  # otherwise nothing was ever compiled
         torch.compiler.reset()

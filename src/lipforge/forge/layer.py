@@ -17,8 +17,6 @@ Mode = Literal["plain", "track", "forged", "straight_through", "smooth_backward"
 
 @dataclass(frozen=True)
 class Calibration:
-    """Where a bound came from."""
-
     images_seen: int = 0
     data: str = ""
     statistic: str = "maximum"
@@ -69,7 +67,7 @@ class Forge(nn.Module):
         if mode not in get_args(Mode):
             raise InputError(f"mode must be one of {', '.join(get_args(Mode))}, got {mode!r}")
         if self._mode == "track" and mode != "track" and self.tracker is not None:
-            self.set_bound(self.tracker.bound(), self.tracker.centre())
+            self.set_bound(self.tracker.bound())
             self.tracker = None
         if mode == "track" and self.tracker is None:
             if self.mask.statistic != "maximum":
@@ -151,10 +149,7 @@ class Forge(nn.Module):
 
 
 class _OtherBackward(torch.autograd.Function):
-    """Returns forged(x); multiplies the gradient by slope(x), or hands it to x unchanged without a slope.
-
-    An autograd function rather than x + (forged(x) - x).detach(): that sum is not bit-identical to forged(x).
-    """
+    """forged(x), bit for bit, unlike x + (forged(x) - x).detach(); its gradient is slope(x), or 1 without a slope."""
 
     generate_vmap_rule = True
 
@@ -177,9 +172,7 @@ class _OtherBackward(torch.autograd.Function):
 
 
 def smooth_slope(relative: Tensor, width: float) -> Tensor:
-    """The derivative of r * sigmoid((r - 1) / width), a smooth mask, at r = |x| / threshold.
-
-    Its sigmoid is 1/2 at the threshold; the bump there replaces the jump that the step's own derivative leaves out.
+    """The derivative of the smooth mask r * sigmoid((r - 1) / width) at r = |x| / threshold.
 
     >>> smooth_slope(torch.tensor([0.0, 1.0, 9.0]), width=0.5)
     tensor([0.1192, 1.0000, 1.0000])

@@ -10,7 +10,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, cast, get_args
 
 import torch
 import torch.nn.functional as F
@@ -121,10 +121,7 @@ class Smooth:
 
     @cached_property
     def max_slope(self) -> float:
-        """The largest s + a u s (1 - s) with s = sigmoid(a u - b), and at least 1, the slope beyond the threshold.
-
-        For `absolute` and `signed` it is the largest over every threshold.
-        """
+        """max(1, s + a u s (1 - s)) with s = sigmoid(a u - b); over every threshold for `absolute` and `signed`."""
         # In v = a u the slope depends on b alone; beyond |b| + 40 the sigmoid is flat to double precision.
         high = self.a if self.argument == "relative" else abs(self.b) + 40
         low = -high if self.argument == "signed" else 0.0
@@ -154,10 +151,7 @@ class Smooth:
 
 @dataclass(frozen=True)
 class MeanCentred:
-    """The channel's mean where |x - mean| < threshold: the operator of MeanSparse (arXiv 2406.05927).
-
-    Its threshold is ratio * standard deviation, per channel; MeanSparse calls the ratio alpha.
-    """
+    """MeanSparse (arXiv 2406.05927): the channel's mean where |x - mean| < ratio (its alpha) * standard deviation."""
 
     name: ClassVar[str] = "mean_centred"
     statistic: ClassVar[Statistic] = "moments"
@@ -203,8 +197,7 @@ def mask_from_dict(fields: dict[str, Any]) -> Mask:
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise InputError(f"mask '{name}' has no parameter {unknown[0]!r}; it takes {', '.join(known) or 'none'}")
-    mask: Mask = MASKS[name](**parameters)
-    return mask
+    return cast(Mask, MASKS[name](**parameters))
 
 
 def parse_mask(text: str) -> Mask:
@@ -216,8 +209,8 @@ def parse_mask(text: str) -> Mask:
     name, _, rest = text.strip().partition(":")
     fields: dict[str, Any] = {"name": name.replace("-", "_")}
     for part in filter(None, rest.split(",")):
-        key, equals, value = part.partition("=")
+        key, equals, value = (word.strip() for word in part.partition("="))
         if not equals:
             raise InputError(f"mask parameters are written key=value, got {part!r} in {text!r}")
-        fields[key.strip()] = value.strip() if key.strip() == "argument" else parse_number(value, name=key.strip())
+        fields[key] = value if key == "argument" else parse_number(value, name=key)
     return mask_from_dict(fields)

@@ -50,11 +50,7 @@ class SiteRecipe:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A mask, and a ratio and a bound for each site.
-
-    `architecture` and `weights` are digests of the model that was calibrated: of the names and shapes of its tensors,
-    and of their bytes.
-    """
+    """A mask, a ratio and a bound for each site, and digests of the calibrated model's tensors: shapes and bytes."""
 
     mask: Mask
     sites: dict[str, SiteRecipe]
@@ -82,11 +78,7 @@ class Recipe:
         write_json(path, {**vars(self), "mask": mask_to_dict(self.mask)})
 
     def apply_(self, model: nn.Module, *, strict: bool = True) -> None:
-        """Insert the forged functions into `model` with this recipe's ratios and bounds.
-
-        An architecture other than the calibrated one is refused, with the differences; `strict=False` only asks
-        that every site fits. Other weights than the calibrated ones are a warning: the bounds may not suit them.
-        """
+        """Forge `model`, which must have the architecture of this recipe, or with `strict=False` only its sites."""
         self._check_fit(model, strict)
         if self.weights != weights_digest(model):
             warnings.warn("the recipe was calibrated on other weights; calibrate_ makes new bounds", stacklevel=2)
@@ -181,7 +173,6 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def describe_source(images: ImageSource) -> str:
-    """A word on where images came from, for the recipe."""
     return images.name if isinstance(images, ImageData) else type(images).__name__
 
 

@@ -37,7 +37,6 @@ DEFAULT_RULES = ("residual_convs", "mlp_linears")
 UNCALLED = "never called as a module on the way from the image to the logits"
 INPUT_SIZES = (32, 224, 64, 28, 96, 128, 256, 384, 299, 16, 8)
 
-
 Types = tuple[type[nn.Module], ...]
 
 
@@ -55,8 +54,6 @@ class Site:
 
 @dataclass(frozen=True)
 class Skipped:
-    """A layer that is not a site, and why."""
-
     name: str
     layer: str
     reason: str
@@ -96,10 +93,9 @@ def find_sites(
 ) -> Survey:
     """The sites of `model`: conv inputs on the main paths of residual blocks, and fc1 and fc2 of MLPs.
 
-    The model runs once on one image (a grey one of a size that fits, unless `images` are given); its code is not
-    read, and nothing changes but what its own forward pass changes (counters, lazy modules). `rules` are united;
-    `include`, `exclude` (globs of layer names) and `types` then restrict the result.
-    A model without any residual block gets `sequential_layers`: every conv and linear layer but the first and the last.
+    The model runs once on one image (grey, of a size that fits, unless `images` are given); its code is not read.
+    `rules` are united; `include`, `exclude` (globs of layer names) and `types` then restrict the result. A model
+    without any residual block gets `sequential_layers`: every conv and linear layer but the first and the last.
     """
     model = unwrap(model)
     _check_rules(rules)

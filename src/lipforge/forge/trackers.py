@@ -1,8 +1,7 @@
 """What a calibration pass remembers of the activations at one site, in constant memory.
 
-Fed with `update`, merged over ranks with `reduce_`, read with `bound` and `centre`; `peak` is a scalar on the device
-that is not finite as soon as any x was not. The order and the size of the batches do not matter: maxima and counts are
-exact, sums are kept in float64.
+Fed with `update`, merged over ranks with `reduce_`, read with `bound` (and `centre`); `peak` is a scalar on the device
+that is not finite as soon as any x was not. Maxima and counts are exact, whatever the batches; sums are in float64.
 """
 
 import torch
@@ -31,15 +30,11 @@ class Maximum:
     def bound(self) -> Tensor:
         return self._peak
 
-    def centre(self) -> None:
-        return None
-
 
 class Quantile:
-    """A quantile of |x| over all elements, from a histogram whose bins are 2^-10 wide in relative terms.
+    """A quantile of |x| from a histogram whose bins are the leading bits of float32: 2^-10 wide in relative terms.
 
-    The result q' satisfies q <= q' <= q * (1 + 2^-10) for the exact quantile q, if q lies in [2^-32, 2^32]; it is
-    never above the largest |x|. The bins are the leading bits of the float32 pattern, so counts do not depend on order.
+    The result lies in [q, q * (1 + 2^-10)] for the exact q in [2^-32, 2^32], and is never above the largest |x|.
     """
 
     MANTISSA_BITS = 10
@@ -73,9 +68,6 @@ class Quantile:
         code = torch.searchsorted(cumulative, wanted.clamp(min=1))
         upper_edge = ((code + 1 + self.LOWEST) << self.SHIFT).to(torch.int32).view(torch.float32)
         return torch.where(code >= self.BINS - 1, self.peak(), torch.minimum(upper_edge, self.peak()))
-
-    def centre(self) -> None:
-        return None
 
 
 class Moments:
@@ -116,7 +108,6 @@ Tracker = Maximum | Quantile | Moments
 
 
 def _largest_magnitude(x: Tensor, channel_dim: int | None) -> Tensor:
-    """The largest |x|: a scalar, or one per channel."""
     if channel_dim is not None:
         x = x.unsqueeze(0)
         dims = other_dims(x, channel_dim)

@@ -1,9 +1,7 @@
 """Classifiers over one set of weights: the same model plain, forged, or forged with another backward pass.
 
-A view is a copy of the module tree that shares every parameter, buffer and tensor attribute (also in lists and dicts)
-with the original, with the mode of its forged functions fixed. Nothing is ever switched, so views may be interleaved,
-compiled and called from threads. A view is a snapshot of ratios and bounds: make a new one after changing them or
-moving the model.
+A view is a copy of the module tree that shares every tensor and has its mode fixed, so views may be interleaved,
+compiled and called from threads. Make a new one after changing ratios or bounds, or moving the model.
 """
 
 import copy
@@ -37,11 +35,7 @@ def straight_through(model: nn.Module) -> nn.Module:
 
 
 def smooth_backward(model: nn.Module, *, width: float = 0.5) -> nn.Module:
-    """The forged classifier, logits equal bit for bit, whose backward pass is that of a smooth mask (BPDA).
-
-    `width` is that of the smooth mask's rise around the threshold, as a share of the threshold: the derivative of
-    x * sigmoid((|x| / threshold - 1) / width).
-    """
+    """The forged classifier, logits equal bit for bit, whose backward pass is `smooth_slope` of that width (BPDA)."""
     if not (math.isfinite(width) and width > 0):
         raise InputError(f"width must be above 0 (a share of the threshold), got {width}")
     view = _view(model, "smooth_backward")

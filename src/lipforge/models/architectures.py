@@ -1,9 +1,7 @@
 """Our own models by name: architectures with arguments, and bundled models, whose weights come with lipforge.
 
-An architecture reads `resnet20` or `wrn-28-10:activation=silu,classes=100`. A bundled model is two files,
-NAME.safetensors beside a card NAME.json that says how to build the model and how to know its weights:
-{"architecture": "resnet20", "arguments": {"width": 32, "classes": 10}, "sha256": "..."}; whatever else it
-holds (data, training, measured accuracies) is for people. Adding the two files is all it takes to bundle a model.
+An architecture reads `resnet20` or `wrn-28-10:activation=silu,classes=100`. A bundled model is NAME.safetensors beside
+a card NAME.json, {"architecture": "resnet20", "arguments": {"classes": 10}, "sha256": "...", what else is for people}.
 """
 
 import hashlib
@@ -68,7 +66,7 @@ def build_architecture(name: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def parse_architecture(spec: str) -> tuple[str, dict[str, Any]]:
-    """The name and the arguments in a spec such as "resnet20:width=32,shortcut=conv".
+    """The name and the arguments in a spec.
 
     >>> parse_architecture("resnet20:width=32,shortcut=conv")
     ('resnet20', {'width': 32, 'shortcut': 'conv'})
@@ -100,7 +98,6 @@ def bundled_names(directory: Path = BUNDLED) -> list[str]:
 
 
 def read_card(name: str, directory: Path = BUNDLED) -> Card:
-    """The card of a bundled model."""
     if name not in bundled_names(directory):
         raise InputError(f"no bundled model {name!r}{suggest(name, bundled_names(directory))}")
     content = read_json(directory / f"{name}.json")
@@ -121,9 +118,7 @@ def load_bundled(name: str, directory: Path = BUNDLED, *, pretrained: bool = Tru
             raise WeightsError(f"the bundled weights {path} are missing: install lipforge again")
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != card.sha256:
-            raise WeightsError(
-                f"{path} has SHA-256 {found}, its card says {card.sha256}: the file was changed or damaged"
-            )
+            raise WeightsError(f"{path} has SHA-256 {found}, its card says {card.sha256}: it was changed or damaged")
         load_weights_(model, path)
     return model
 

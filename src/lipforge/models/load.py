@@ -50,10 +50,9 @@ def load_model(
 ) -> nn.Module:
     """The model that `spec` names, in eval mode: images (N, C, H, W) in [0, 1] to logits (N, K).
 
-    `weights` is a local file and wins over everything else; "file.pt#ema" names one of several state dicts in it.
-    Otherwise `weights_dir` is searched for the file's usual name, then the package's own download is tried.
-    `pretrained=False` gives random weights that depend on `seed` only. A function of the user decides about its
-    own weights; `weights`, if given, replace them.
+    `weights` is a local file ("file.pt#ema" for one of several state dicts in it) and wins over everything else. Then
+    `weights_dir` is searched for the file's usual name, and the package's own download is tried. `pretrained=False`
+    gives random weights that depend on `seed` only. A function of the user decides about its own weights.
     """
     if weights is not None and not pretrained:
         raise InputError(f"weights={str(weights)!r} and pretrained=False (--no-weights) exclude each other")
@@ -78,10 +77,7 @@ def list_models(kinds: Sequence[Kind] = ("bundled", "architecture")) -> dict[str
 
 
 def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
-    """The module that `package.module:function` or `path/to/file.py:function` returns, called without arguments.
-
-    `classes` is passed on if the function takes an argument of that name (or `num_classes`).
-    """
+    """What `package.module:function` or `path/to/file.py:function` returns; it may take `classes` or `num_classes`."""
     place, _, name = spec.rpartition(":")
     module = _import(place)
     function = getattr(module, name, None)

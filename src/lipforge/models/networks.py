@@ -1,8 +1,7 @@
 """Our own networks for 32x32 images: residual ones with the parameter names of public CIFAR checkpoints, and a ViT.
 
-ResNet-20, 32, 44, 56, 110 (He et al. 2016a) and PreActResNet-18 (He et al. 2016b) use `layer1.0.conv1` and `linear`;
-WideResNet-depth-width (Zagoruyko and Komodakis 2016), with ReLU or SiLU, uses the names of the TRADES and AWP
-checkpoints, `block1.layer.0.convShortcut` and `fc`. The vision transformer has timm's (`blocks.0.attn.qkv`).
+ResNet (He et al. 2016a) and PreActResNet-18 (2016b) use `layer1.0.conv1` and `linear`; WideResNet (Zagoruyko and
+Komodakis 2016) uses the names of TRADES and AWP, `block1.layer.0.convShortcut` and `fc`; the ViT has timm's.
 """
 
 from collections.abc import Sequence
@@ -25,9 +24,8 @@ LAYER_NORM_EPS = 1e-6
 class Normalize(nn.Module):
     """`(images - mean) / std` per channel, so that the model behind it takes images in [0, 1].
 
-    Mean and standard deviation are buffers: they follow the model to its device and dtype. They are not
-    persistent: they belong to the architecture's arguments, so a checkpoint holds learned tensors only, and
-    one that was trained with the normalisation outside of the model fits.
+    Both are buffers that are not persistent: they follow the model to its device, and a checkpoint holds learned
+    tensors only, so that one trained with the normalisation outside of the model fits.
 
     >>> Normalize([0.5], [0.25])(torch.ones(1, 1, 1, 1)).item()
     2.0
@@ -59,8 +57,7 @@ class Normalize(nn.Module):
 class ResNet(nn.Module):
     """A CIFAR ResNet of `depth` = 6n + 2 layers: three stages of n blocks with `width`, 2 and 4 `width` channels.
 
-    `shortcut` is what carries the input past a block that changes the shape: "pad" subsamples and appends zero
-    channels (option A of the paper, no parameters), "conv" is a 1x1 convolution with batch norm (option B).
+    The shortcut of a block that changes the shape is option A ("pad") or B ("conv", with batch norm) of the paper.
     """
 
     def __init__(
@@ -334,8 +331,6 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention."""
-
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -351,8 +346,6 @@ class Attention(nn.Module):
 
 
 class Mlp(nn.Module):
-    """`fc2(gelu(fc1(x)))`."""
-
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
         self.fc1 = nn.Linear(dim, hidden)

@@ -88,7 +88,6 @@ def timm_names() -> list[str]:
 
 
 def torchvision_names() -> list[str]:
-    """torchvision's classifiers."""
     models = import_package("torchvision").models
     return list(models.list_models(module=models))
 
@@ -153,9 +152,8 @@ def _head(wanted: Wanted) -> dict[str, int]:
 def _import_torchvision() -> None:
     """Import torchvision if it is installed, also where its compiled operators cannot be loaded.
 
-    PyPI's torchvision is a CUDA build. Beside a CPU build of torch its library does not load; torchvision accepts
-    that, but its import fails because it asks for two operators by name. No classifier calls them, so it is enough to
-    declare them. That happens only after torchvision failed: one with working operators never gets here.
+    PyPI's torchvision is a CUDA build, whose library does not load beside a CPU build of torch. Its import then fails
+    because it asks for two operators by name. No classifier calls them, so it is enough to declare them.
     """
     try:
         importlib.import_module("torchvision")

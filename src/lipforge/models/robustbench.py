@@ -1,7 +1,6 @@
 """Models of RobustBench by `dataset/threat/name`; its files are found or downloaded here, and read without pickle.
 
-RobustBench 1.1.1 is a package of architectures, a table of names and a list of download addresses; those are used.
-Its own loader is not, because with an older torch it would run whatever a downloaded pickle asks for.
+Its own loader (version 1.1.1) is not used: with an older torch it would run whatever a downloaded pickle asks for.
 """
 
 import importlib.util
@@ -91,11 +90,7 @@ def robustbench_entries() -> dict[str, Entry]:
 
 
 def import_robustbench() -> Any:
-    """The module `robustbench.model_zoo`.
-
-    RobustBench's evaluation imports `autoattack`, which PyPI does not have, and the package imports its evaluation
-    first of all. `pyautoattack` is the same code under another name; it takes that name during the import only.
-    """
+    """`robustbench.model_zoo`, which imports `autoattack`; PyPI's `pyautoattack` takes that name during the import."""
     import_package("timm")
     aliases: list[str] = []
     if "robustbench" not in sys.modules and importlib.util.find_spec("autoattack") is None:
@@ -112,8 +107,7 @@ def import_robustbench() -> Any:
 def carried_masks(model: nn.Module) -> list[str]:
     """The names of the modules in `model` that are MeanSparse masks: forging it would add masks to masks.
 
-    Such a mask is a module without parameters that keeps a mean, a variance and a threshold as buffers. RobustBench
-    defines that class five times in as many files, so it is known by what it holds and not by its type.
+    RobustBench defines their class in five files, so a mask is known by its buffers: mean, variance and threshold.
 
     >>> carried_masks(nn.BatchNorm2d(3))
     []

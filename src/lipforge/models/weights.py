@@ -48,12 +48,11 @@ class Wanted:
 def load_weights_(
     model: nn.Module, weights: str | Path, *, adapt: Adapt | None = None, ignore: tuple[str, ...] = ()
 ) -> None:
-    """Put the weights of a local file into `model`: every tensor has its place, or nothing is changed.
+    """Put the weights of a safetensors or `torch.save` file into `model`: every tensor has its place, or none changes.
 
-    `weights` is a safetensors file or one of `torch.save`; "file.pt#ema" names one of several state dicts in it.
-    Wrappers such as {"state_dict": ...} and prefixes such as "module." on either side do not matter.
-    `adapt` translates an older layout and is tried where the names do not fit as they are; names that end
-    in one of `ignore` may be left over.
+    "file.pt#ema" names one of several state dicts in it. Wrappers such as {"state_dict": ...} and prefixes such as
+    "module." on either side do not matter. `adapt` translates an older layout where the names do not fit as they are;
+    names that end in one of `ignore` may be left over.
     """
     path, _, key = str(weights).rpartition("#")
     if not path or Path(weights).is_file():  # a file may really have a "#" in its name
@@ -135,7 +134,6 @@ def find_weights(weights_dir: str | Path | None, names: list[str]) -> Path | Non
 
 
 def _check_values(model: nn.Module, tensors: StateDict, path: str) -> None:
-    """Raise where a file has the right names and shapes but no usable numbers."""
     own = model.state_dict()
     whole = [name for name, tensor in tensors.items() if own[name].is_floating_point() > tensor.is_floating_point()]
     if whole:
@@ -190,11 +188,7 @@ def _shape(tensor: Tensor) -> str:
 
 
 def read_checkpoint(path: str | Path) -> Any:
-    """What the file holds: a state dict or a nest of dicts with one inside, all tensors on the CPU.
-
-    Safetensors files and files of `torch.save` are read; of the latter only tensors and plain containers
-    (`weights_only=True`). A file that asks for anything else is refused, and nothing of it is run.
-    """
+    """What the file holds, tensors on the CPU; a pickle that asks for more than tensors and containers is refused."""
     path = Path(path)
     start = _start_of(path)
     for pattern, complaint in _NOT_CHECKPOINTS:

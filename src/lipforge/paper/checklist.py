@@ -52,8 +52,6 @@ class Rule:
 
 @dataclass(frozen=True)
 class RuleCount:
-    """How often the numbers allowed a rule to be checked, and how often they broke it."""
-
     name: str
     text: str
     checked: int
@@ -72,15 +70,11 @@ class TableAudit:
 
     @property
     def applied(self) -> int:
-        """How many rules found numbers to check."""
         return sum(rule.checked > 0 for rule in self.rules)
 
 
 def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
-    """Apply every rule to published numbers; a rule for which there are no numbers is counted as checked 0 times.
-
-    If that is every rule, it is an error: silence about numbers that nobody looked at would read as praise.
-    """
+    """Apply every rule to published numbers; an error where none has anything to check, as silence would be praise."""
     numbers, counts, findings = Numbers(rows), [], []
     if not numbers.rows:
         raise InputError("rows must not be empty")

@@ -1,9 +1,8 @@
 """Published accuracies, one per row, to look up: the paper's own tables, or a user's file with the same columns.
 
-`tables.csv` holds every number of tables 1 to 11 of the paper as printed, in percent. Tables are numbered in the order
-of its source. What the source leaves to the text: CIFAR tables without a radius are at 8/255 and those of ImageNet at
-4/255 (section 4.1); "Original+Ours" in table 1 has the ratio 2^-7 (section 4.2); the ratio of tables 2, 6 and 8 is not
-stated anywhere, and is "unstated" here.
+`tables.csv` holds every number of tables 1 to 11 of the paper, in the order of its source, as printed, in percent. From
+the text: CIFAR tables without a radius are at 8/255, those of ImageNet at 4/255 (section 4.1); "Original+Ours" in table
+1 has the ratio 2^-7 (section 4.2). The ratio of tables 2, 6 and 8 is not stated anywhere, and is "unstated" here.
 """
 
 import csv
@@ -39,11 +38,7 @@ Setting = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Published:
-    """One published number: the accuracy in percent of a model on a data set under an attack.
-
-    `ratio` is "0" for a base model, "2^-7" and so on for a forged one. `eps` is "0" for the attack "clean". `variant`
-    tells apart what is otherwise the same, such as "weight" for the "+ Weight" model.
-    """
+    """One accuracy in percent. `ratio` is "0" for a base model, `eps` is "0" for "clean", `variant` may be "weight"."""
 
     table: str
     dataset: str
@@ -56,7 +51,6 @@ class Published:
 
     @property
     def radius(self) -> float:
-        """`eps` as a number."""
         return parse_number(self.eps, name="eps")
 
     @property
@@ -106,7 +100,6 @@ class Numbers:
             attacks.setdefault(which, {}).setdefault(row.radius, row)
 
     def get(self, setting: Setting, row: Published) -> Published | None:
-        """The number of this row's attack and radius in a setting."""
         kind, which = row.kind
         return self._sweeps.get(setting, {}).get(kind, {}).get(which, {}).get(row.radius)
 
@@ -123,7 +116,6 @@ class Numbers:
                 yield from ((one[radius], other[radius]) for radius in sorted(one) if radius in other)
 
     def base_of(self, row: Published) -> Published | None:
-        """The number of the base model for this row's attack and radius."""
         return self.get((row.dataset, row.model, "", "0"), row)
 
 

@@ -49,8 +49,6 @@ class Code:
 
 @dataclass(frozen=True)
 class Pictures:
-    """A gallery."""
-
     caption: str
     pictures: tuple[GalleryItem, ...]
 

@@ -38,10 +38,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Axis:
-    """What an axis shows: its title, its range, and how numbers are written.
-
-    `marks` places ticks by hand; `whole` keeps those that are whole numbers, for counts.
-    """
+    """What an axis shows; `marks` places ticks by hand, `whole` keeps those that are whole numbers, for counts."""
 
     title: str
     range: tuple[float, float] | None = None
@@ -61,12 +58,10 @@ class Axis:
 
 
 def percent_tick(share: float) -> str:
-    """A tick of a percent axis."""
     return f"{100 * share:g}"
 
 
 def percent_axis(title: str) -> Axis:
-    """The axis of shares from 0 to 100 %."""
     return Axis(title, (0.0, 1.0), percent_tick)
 
 

@@ -30,9 +30,8 @@ def make_gallery(
 ) -> Gallery:
     """The first `count` images that are classified correctly before the attack, broken and robust ones by turns.
 
-    `clean` and `adversarial` (N, C, H, W) lie in [0, 1]; `before` and `after` are the predicted classes on each.
-    `indices` number the images in their data set. All perturbations are magnified alike, so that the largest of any
-    pixel reaches black or white.
+    `clean` and `adversarial` (N, C, H, W) lie in [0, 1]; `before` and `after` are the classes predicted on them.
+    `indices` number the images in their data set. The largest perturbation of any pixel is shown as black or white.
     """
     if clean.ndim != 4 or clean.shape != adversarial.shape or clean.shape[1] not in (1, 3):
         raise InputError(

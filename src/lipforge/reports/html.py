@@ -31,8 +31,6 @@ class ReportWarning(UserWarning):
 
 @dataclass(frozen=True)
 class Page:
-    """One run's part of a report."""
-
     name: str
     about: str
     sections: tuple[Section, ...]
@@ -50,7 +48,6 @@ class Report:
 
     @property
     def sections(self) -> list[Section]:
-        """All sections in the order of the page."""
         first = [self.comparison] if self.comparison else []
         return first + [section for page in self.pages for section in page.sections]
 
@@ -68,10 +65,7 @@ class Report:
 
 
 def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
-    """Write one self-contained HTML file about the results in `runs`, by default report.html in the first of them.
-
-    Files that cannot be used are named in the page and in a `ReportWarning` each.
-    """
+    """Write one HTML file about `runs`, by default report.html in the first; a `ReportWarning` per unusable file."""
     report = build_report(*runs)
     for problem in report.problems:
         warnings.warn(problem, ReportWarning, stacklevel=2)
@@ -97,7 +91,6 @@ def build_report(*runs: str | Path) -> Report:
 
 
 def render(report: Report) -> str:
-    """The report as HTML text."""
     style, script = (Markup(_asset(f"report.{kind}")) for kind in ("css", "js"))
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     numbers = count(1)

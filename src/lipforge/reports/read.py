@@ -21,11 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """All that a report takes from a run directory.
-
-    `results` are those of `lipforge.results`, by the name of their file; `kinds` has what every readable file says it
-    is, also of kinds that this version does not know. `problems` are the files that were left out, and why.
-    """
+    """What a report takes from a run: `results` by file, `kinds` also of unknown ones, `problems` of files left out."""
 
     name: str
     results: dict[str, Any] = field(default_factory=dict)
@@ -35,12 +31,10 @@ class Run:
     problems: list[str] = field(default_factory=list)
 
     def of(self, result: type[T]) -> list[T]:
-        """Every result of this class."""
         return [found for found in self.results.values() if isinstance(found, result)]
 
     @property
     def evaluations(self) -> list[RobustResult]:
-        """The evaluations under attack, the base's first."""
         return sorted(self.of(RobustResult), key=base_first)
 
     @contextmanager
@@ -77,7 +71,6 @@ def read_run(path: str | Path) -> Run:
 
 
 def _result(values: dict[str, Any], where: str) -> Any:
-    """The result as its dataclass; None for a kind that this version does not know."""
     kind = values.get("kind")
     if isinstance(kind, str) and kind not in RESULTS:
         return None
@@ -110,7 +103,6 @@ def _object(file: Path) -> dict[str, Any]:
 
 
 def is_base(label: str) -> bool:
-    """Whether a label is that of the model without forged functions."""
     return label.lower() in ("base", "plain", "original", "unforged")
 
 

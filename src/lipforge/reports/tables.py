@@ -75,7 +75,6 @@ class Table:
         return [[column.heading for column in self.columns], *rows] if heading else rows
 
     def write(self, format: Format) -> str:
-        """The whole table in one of the formats."""
         if format not in get_args(Format):
             raise InputError(f"format must be one of {', '.join(get_args(Format))}, got {format!r}")
         return WRITERS[format](self)
@@ -139,7 +138,6 @@ def _latex(text: str) -> str:
 
 
 def to_markdown(table: Table) -> str:
-    """A pipe table under its title."""
     heading, *rows = ("| " + " | ".join(map(_markdown, cells)) + " |" for cells in table.texts(heading=True))
     line = "|" + "|".join("---" if column.is_text else "---:" for column in table.columns) + "|"
     return "\n".join([f"**{_markdown(table.title)}**", "", heading, line, *rows, ""])

@@ -16,12 +16,11 @@ Optimizer = Literal["sgd", "adamw"]
 class TrainConfig:
     """How to train. Two runs with equal configs, models and data on one kind of machine give equal weights.
 
-    `steps` and `step_size` (a multiple of eps) belong to the attack inside training. 0 takes the method's own: one
-    step of 1.25 eps for FGSM-RS, ten of 0.25 eps for PGD-AT and TRADES. `warmup` is the share of all steps in
-    which the learning rate climbs. Eps is 0 in the first `clean_epochs` and climbs during the next `eps_warmup`.
-    `awp` is the size of the weight perturbation relative to the weights (0: none; its paper takes 0.005), and starts
-    after `awp_after` epochs. `ema` is the decay of the weight average per step (0: none). `clip` limits the length
-    of the gradient (0: no limit). `holdout` training images are never trained on; `limit` keeps the first of the rest.
+    `steps` and `step_size` (a multiple of eps) are the attack's; 0 takes the method's own: one step of 1.25 eps for
+    FGSM-RS, ten of 0.25 eps for PGD-AT and TRADES. The rate climbs in the share `warmup` of all steps; eps is 0 in the
+    first `clean_epochs` and climbs during the next `eps_warmup`. `awp` is the size of the weight perturbation relative
+    to the weights (its paper: 0.005), after `awp_after` epochs; `ema` is the decay of the weight average per step;
+    `clip` limits the gradient's length; 0 turns each off. `limit` keeps the first images that are not in `holdout`.
     """
 
     method: Method = "fgsm-rs"
@@ -80,9 +79,7 @@ class TrainConfig:
 
 
 def learning_rate(config: TrainConfig, done: float) -> float:
-    """The rate when the share `done` of all steps is behind: linear up to `lr`, then down to 0.
-
-    "cyclic" comes down in a line, "cosine" along half a cosine.
+    """The rate after the share `done` of all steps: linear up to `lr`, then down to 0 in a line or half a cosine.
 
     >>> config = TrainConfig(lr=0.2, warmup=0.5)
     >>> [round(learning_rate(config, done), 3) for done in (0.0, 0.25, 0.5, 0.75, 1.0)]

@@ -1,8 +1,7 @@
 """What each method minimises, and the images it makes for that.
 
-Random crops and flips depend on (seed, image, epoch) only, so that a resumed run sees the same images. Adversarial
-images are made with the model in eval mode, as TRADES does for all of its images: batch norms keep their running
-statistics, the attack sees the function that will be tested, and no image changes another's gradient.
+Crops and flips depend on (seed, image, epoch) only, so that a resumed run sees the same images. Adversarial images are
+made in eval mode, as TRADES does: the attack sees the function that is tested, and no image changes another's gradient.
 """
 
 from collections.abc import Iterator
@@ -42,10 +41,7 @@ def craft(
     step_size: float,
     epoch: int,
 ) -> Tensor:
-    """The images the loss is taken on: `x` itself while there is no threat, or `x` after the method's attack.
-
-    `threat` and `step_size` (a multiple of eps) are those of the moment: both change during training.
-    """
+    """`x` after the method's attack with the current `threat` and `step_size` (a multiple of eps), if there is one."""
     if config.attack_steps == 0 or threat is None:
         return x
     norm = norms.of(threat)

@@ -1,10 +1,9 @@
 """Training from start to end: `train` does a run, resumes it after a kill, and leaves the weights in a file.
 
-Training on one-step attacks can collapse within an epoch (catastrophic overfitting): the model learns to hide its
-gradient from the single step and loses all robustness against several. So a probe attacks held-out training images
-with ten steps after each epoch. Where its accuracy falls below half of the best so far, and by more than 5 points,
-training returns to the last good epoch and takes steps three quarters as large from there on: smaller steps leave more
-of the ball's interior in the training images.
+Training on one-step attacks can collapse within an epoch (catastrophic overfitting): the model hides its gradient from
+the single step and loses all robustness against several. So a probe attacks held-out training images with ten steps
+after each epoch. Where its accuracy falls below half of the best so far, and by more than 5 points, training returns
+to the last good epoch and takes steps three quarters as large from there on.
 """
 
 import time
@@ -68,10 +67,9 @@ def train(
 ) -> TrainResult:
     """Train `model` in place and write its final weights to `out`; the same call again resumes where it stopped.
 
-    The state is written whole after every epoch and every `checkpoint_seconds`. A run that was killed and resumed on
-    the same kind of machine ends with the same weights, bit for bit, as one that was not (on CUDA only with
-    `torch.use_deterministic_algorithms`). A forged model is trained as it is, in the mode of its forges.
-    Under torchrun the processes share each batch; `out` must then be visible to all of them.
+    The state is written after every epoch and every `checkpoint_seconds`. A run resumed on the same kind of machine
+    ends with the same weights, bit for bit, as one that was not killed (on CUDA with deterministic algorithms only).
+    A forged model is trained in its mode. Under torchrun the processes share each batch, and must all see `out`.
     """
     with process_group(device_of(model)) as rank:
         session = open_session(model, as_data(data), config, Path(out), rank)
@@ -115,7 +113,6 @@ def has_collapsed(pgd: float, best: float) -> bool:
 
 
 def _run_epoch(session: Session, checkpoint_seconds: float, step: Step) -> None:
-    """The batches that are left of the current epoch."""
     config, position = session.config, session.position
     order = rng.permutation(config.seed, len(session.train_ids), stream="order", counter=position.epoch)
     chunks = torch.split(session.train_ids[order], config.batch_size)
@@ -162,7 +159,6 @@ def _end_epoch(session: Session) -> None:
 
 
 def _roll_back(session: Session, entry: dict[str, Any]) -> None:
-    """Return to the last good epoch with smaller attack steps; the log keeps what happened."""
     lost = session.position
     if lost.rollbacks == MOST_ROLLBACKS:
         raise TrainingError(
@@ -178,7 +174,6 @@ def _roll_back(session: Session, entry: dict[str, Any]) -> None:
 
 
 def _probe(session: Session, model: nn.Module) -> Accuracy:
-    """The first process's probe, known to all."""
     images, labels = session.held_out
     accuracy = Accuracy(0.0, 0.0)
     if session.rank.is_first:

@@ -41,8 +41,6 @@ class Position:
 
 @dataclass
 class Session:
-    """A model in training with everything that belongs to it."""
-
     config: TrainConfig
     model: nn.Module
     average: nn.Module | None
@@ -61,7 +59,6 @@ class Session:
 
     @property
     def steps(self) -> int:
-        """Batches done, in all epochs."""
         return self.position.epoch * self.batches + self.position.batch
 
 
@@ -158,7 +155,6 @@ def save(session: Session, name: str = CHECKPOINT) -> None:
 
 
 def restore_(session: Session, name: str = CHECKPOINT) -> None:
-    """Bring the session to the state in that file."""
     path = session.out / name
     try:
         state = torch.load(path, map_location=device_of(session.model), weights_only=True)

@@ -73,11 +73,10 @@ def _backward(session: Session, x: Tensor, x_adv: Tensor, y: Tensor) -> tuple[Te
 
 @contextmanager
 def perturbed_weights(model: nn.Module, loss: Tensor, size: float, buffers: Sequence[Tensor]) -> Iterator[None]:
-    """The model at the weights that raise `loss` most, layer by layer; the old weights, bit for bit, after the block.
+    """Adversarial weight perturbation (Wu et al. 2020): the model at the nearby weights that raise `loss` most.
 
-    This is adversarial weight perturbation (Wu et al. 2020): the loss is minimised at the worst weights nearby.
-    Only tensors of two or more dimensions move: convolutions and matrices, not biases and norms. `buffers` are the
-    values the model's buffers had before `loss` was computed; they are put back, because that pass was only a probe.
+    Only tensors of two or more dimensions move; the old weights, bit for bit, are back after the block. `buffers` are
+    the values the model's buffers had before `loss` was computed; they are put back, as that pass was only a probe.
     """
     weights = [weight for weight in model.parameters() if weight.requires_grad and weight.ndim > 1]
     gradients = list(torch.autograd.grad(loss, weights))

@@ -77,7 +77,6 @@ def _figure(audit: AuditReport) -> Figure:
 
 
 def _tables(audit: AuditReport) -> tuple[Table, Table, Table]:
-    """The paired comparisons, the checklist, and the effort on each side."""
     paired = (
         ("none: clean images", *comparison_cells(audit.clean)),
         (f"non-adaptive: {audit.non_adaptive_attack}", *comparison_cells(audit.non_adaptive)),

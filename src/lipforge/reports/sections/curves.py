@@ -75,7 +75,6 @@ def _search_panel(search: SearchResult, name: str, found: Measures) -> Lines:
 
 
 def _name(score: RatioScore, search: SearchResult, chosen: str, name: str = "") -> str:
-    """The name of a setting, with `chosen` behind that of the chosen one."""
     return (name or score.label) + (chosen if score.ratio == search.chosen else "")
 
 

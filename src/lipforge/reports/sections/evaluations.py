@@ -163,7 +163,6 @@ def _steps(result: RobustResult) -> Steps:
 
 
 def _whole(result: RobustResult) -> Stage:
-    """An evaluation by a single attack as its one stage."""
     robust = round(result.robust_accuracy * result.count)
     return Stage(result.attack, robust, result.forwards, result.backwards, result.seconds)
 
@@ -173,7 +172,6 @@ def _spell(key: StageKey) -> str:
 
 
 def _bars(result: RobustResult, role: str, steps: Steps, keys: Sequence[StageKey]) -> list[Bar]:
-    """The images that are misclassified, that each attack broke, and that are robust."""
     label, n = result.label, result.count
     right, robust = (round(share * n) for share in (result.clean_accuracy, result.robust_accuracy))
     tip = f"{label}: {n - right} of {n} images misclassified before any attack"

@@ -98,7 +98,6 @@ def _table(sites: Sequence[LayerReport]) -> Table:
 
 
 def _network(analysis: Analysis) -> list[Block]:
-    """The whole network, and the product bound with what it does not say."""
     network, product, lines = analysis.network, analysis.product, []
     for text, plain, forged in (
         ("|logits' - logits| / |x' - x|", network.gain_plain, network.gain_forged),

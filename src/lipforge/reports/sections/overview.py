@@ -48,7 +48,6 @@ def _figure(runs: Sequence[Run]) -> Figure:
 
 
 def _tables(runs: Sequence[Run]) -> tuple[Table, Table, Table]:
-    """Verdicts, accuracies, and certified accuracies."""
     verdicts: list[tuple[Cell, ...]] = [
         (run.name, audit.verdict, audit.model, audit.threat, audit.count,
          Share(audit.union.difference, audit.union.interval))
@@ -120,7 +119,6 @@ def _command(result: RobustResult, run: Run) -> str:
 
 
 def _sessions(run: Run) -> list[dict[str, Any]]:
-    """The environments of the run, one per kind of session."""
     listed = run.environment.get("environments", [run.environment] if run.environment else [])
     return [session for session in listed if isinstance(session, dict)] if isinstance(listed, list) else []
 
