@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from lipforge.errors import InputError, missing_extra
-from lipforge.evaluation.robust import joined, read_notes
+from lipforge.evaluation.robust import joined
 from lipforge.results import ROBUST, Note, RatioScore, SearchResult, Setting, merge_notes
-from lipforge.results.search import Status
+from lipforge.results.search import Status, best_of
 from lipforge.search.screen import COUNTS, TRANSFER, Pending, Records
 from lipforge.statistics import clopper_pearson, paired
 from lipforge.text import ratio_text
 
-STOP_BELOW = 0.01
-"""A ratio is stopped after a round if it is worse than the best and McNemar's exact p-value is below this."""
+STOP_BELOW = 0.01  # a ratio worse than the best is stopped after a round if McNemar's exact p-value is below this
 
 
 def label_of(setting: Setting) -> str:
@@ -87,15 +86,10 @@ def attacked_score(
         outcome=outcome,
         robust_accuracy=sum(robust) / len(robust),
         interval=clopper_pearson(sum(robust), len(robust)),
-        notes=merge_notes(read_notes(records), counts["attacked"]),
+        notes=merge_notes([Note(**note) for note in joined(records, "notes")], counts["attacked"]),
         against_base=paired(base[: len(robust)], robust) if score.ratio else None,
         **counts,
     )
-
-
-def best_of(scores: Sequence[RatioScore]) -> RatioScore:
-    """The best of the settings that were attacked to the end, the base aside."""
-    return max((score for score in scores if score.status == "attacked"), key=lambda score: score.rank)
 
 
 def with_neighbours(scores: Sequence[RatioScore]) -> list[RatioScore]:
@@ -162,14 +156,11 @@ def with_base(scores: Sequence[RatioScore], base: RatioScore) -> list[RatioScore
     robust = [word == ROBUST for word in outcome]
     accuracy, interval = sum(robust) / len(robust), clopper_pearson(sum(robust), len(robust))
     transferred = sum(word.startswith(TRANSFER) for word in outcome)
-    first = replace(base, outcome=outcome, robust_accuracy=accuracy, interval=interval, transferred=transferred)
-    return [
-        first,
-        *(
-            replace(score, against_base=paired(robust[: score.count], score.robust)) if score.outcome else score
-            for score in scores[1:]
-        ),
-    ]
+    found = [replace(base, outcome=outcome, robust_accuracy=accuracy, interval=interval, transferred=transferred)]
+    for score in scores[1:]:
+        against = paired(robust[: score.count], score.robust) if score.outcome else None
+        found.append(replace(score, against_base=against))
+    return found
 
 
 def check_picture(path: str | Path) -> None:

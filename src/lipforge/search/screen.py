@@ -23,24 +23,17 @@ from torch import Tensor
 
 from lipforge import rng
 from lipforge.attacks import Attack, AttackResult, margin, norms, refine
-from lipforge.attacks.queries import check_labels, logits_of
+from lipforge.attacks.queries import logits_of
+from lipforge.evaluation.robust import classified, unbroken
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
-SKIP_ABOVE, RECHECK = 0.03, 0.05
-"""The defaults of the two shares above."""
-
-REACH = 4.0
-"""A point is refined if its margin looks smaller than this many times the one that is skipped."""
-
-REFINE = 20
-"""Steps of a refinement."""
-
-TRANSFER = "transfer from "
-"""How the outcome of an image begins that was broken by a point found for another candidate."""
-
+SKIP_ABOVE, RECHECK = 0.03, 0.05  # the defaults of the two shares above
+REACH = 4.0  # a point is refined if its margin looks smaller than this many times the one that is skipped
+REFINE = 20  # steps of a refinement
+TRANSFER = "transfer from "  # how the outcome of an image begins that was broken by a point found for another candidate
 COUNTS = ("attacked", "transferred", "refined", "rechecked", "rechecked_broken", "forwards", "backwards", "seconds")
 
 Records = Mapping[str, dict[str, Any]]
@@ -89,7 +82,7 @@ class BaseAttack:
     at_points: Tensor
 
     def again(self) -> "BaseAttack":
-        """The same for a later search with the same base, whose passes start from 0."""
+        """The same for a later search, whose passes start from 0."""
         return replace(self, state=self.state.fresh())
 
 
@@ -152,10 +145,7 @@ class Screening:
         found = {}
         for candidate in self.candidates:
             started = time.perf_counter()
-            with torch.no_grad():
-                logits = logits_of(candidate.classifier, shard.x, shard.ids)
-            check_labels(shard.y, logits.shape[1])
-            correct = (logits.argmax(dim=1) == shard.y).tolist()
+            correct = classified(candidate.classifier, shard)[1].tolist()
             found[candidate.label] = {"correct": correct, "seconds": time.perf_counter() - started}
         return found
 
@@ -207,8 +197,7 @@ class Screening:
         for view in views if norms.of(self.threat).has("steepest_step") else ():
             self.watch(f"{candidate.label}: refine")
             at = (rows & state.robust).nonzero().squeeze(1)
-            part = shard.at(at)
-            refined = refine(view, points[at], *part, self.threat, REFINE)
+            refined = refine(view, points[at], *shard.at(at), self.threat, REFINE)
             state.counts["forwards"] += refined.forwards * len(at)
             state.counts["backwards"] += refined.backwards * len(at)
             reached = torch.minimum(reached, state.try_points(Points(candidate.label, at, refined.points)))
@@ -217,21 +206,19 @@ class Screening:
 
     def _attack_fully(self, state: "CandidateState", candidate: Candidate, at: Tensor) -> None:
         """Attack these images through each view in turn."""
+
+        def watch(attack: str) -> None:
+            self.watch(f"{candidate.label}: {attack}")
+
         state.counts["attacked"] += len(at)
         for number, view in enumerate(candidate.views.values()):
             at = at[state.robust[at]]
             if len(at) == 0:
                 break
             x, y, ids = state.shard.at(at)
-            # Another seed for each view: a second look from the same starts would see less.
+            seed = self.seed + number  # another for each view: a second look from the same starts would see less
             result = self.attack.run(
-                self.prepared(view),
-                x,
-                y,
-                threat=self.threat,
-                seed=self.seed + number,
-                sample_ids=ids,
-                watch=lambda attack: self.watch(f"{candidate.label}: {attack}"),
+                self.prepared(view), x, y, threat=self.threat, seed=seed, sample_ids=ids, watch=watch
             )
             state.enter(at, result, confirm=number > 0)
 
@@ -254,7 +241,7 @@ class CandidateState:
         if outcome is None:
             logits = self._logits(shard.x, shard.ids)
             self.clean_margin = margin(logits, shard.y)
-            outcome = [ROBUST if right else MISCLASSIFIED for right in (logits.argmax(dim=1) == shard.y).tolist()]
+            outcome = unbroken(logits.argmax(dim=1) == shard.y)
         self.outcome = outcome
         self.robust = torch.tensor([word == ROBUST for word in outcome], device=shard.y.device)
         self.pending, self.drawn, self.skipped, self.own = (torch.zeros_like(self.robust) for _ in range(4))
@@ -330,12 +317,12 @@ class CandidateState:
     def record(self) -> dict[str, Any]:
         """All of it, ready for JSON."""
         rows = {"pending": self.pending, "drawn": self.drawn, "skipped": self.skipped}
-        counts = {**{name: self.counts[name] for name in COUNTS}, "seconds": self.seconds}
         return {
             "outcome": self.outcome,
             **{name: self.shard.ids[mask & self.robust].tolist() for name, mask in rows.items()},
             "notes": to_builtins(overlay_notes(self.notes, self.counts["attacked"])),
-            **counts,
+            **{name: self.counts[name] for name in COUNTS},
+            "seconds": self.seconds,
         }
 
     def _break(self, at: Tensor, points: Tensor, words: list[str]) -> None:
@@ -352,14 +339,13 @@ class CandidateState:
 
 def overlay_notes(notes: Sequence[Note], total: int) -> list[Note]:
     """Each note once, with its largest count: several views were attacked on the same images; Square's add up."""
-    counts: dict[tuple[str, str], int | None] = {}
+    counts: dict[tuple[str, str], list[int]] = {}
     for note in notes:
-        key = (note.kind, note.text)
-        before = counts.get(key) or 0
-        counts[key] = None if note.count is None else before + note.count if note.kind == "square" else max(
-            before, note.count
-        )  # fmt: skip
-    return [Note(*key, count, None if count is None else total) for key, count in counts.items()]
+        counts.setdefault((note.kind, note.text), []).extend([] if note.count is None else [note.count])
+    return [
+        Note(*key, (sum if key[0] == "square" else max)(found), total) if found else Note(*key)
+        for key, found in counts.items()
+    ]
 
 
 def among(shard: Shard, images: Collection[int]) -> Tensor:
