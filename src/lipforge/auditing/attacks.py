@@ -8,19 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import APGD, Attack, Refine, Square
-from lipforge.attacks.queries import check_labels, is_misclassified, logits_of
+from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
 from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, REFINED, SQUARE, TRANSFER, Plan
+from lipforge.evaluation.robust import classified, unbroken
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
-MOST_ROUNDS = 20
-"""How often the side with fewer gradients per robust image is attacked again, at most."""
-NEARLY = 10
-"""A difference in gradients per robust image that is left as it is."""
-LONGEST = 100
-"""Steps of one restart that makes up for a difference, at most."""
+MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is attacked again, at most
+NEARLY = 10  # a difference in gradients per robust image that is left as it is
+LONGEST = 100  # steps of one restart that makes up for a difference, at most
 
 
 def attack_shard(
@@ -37,10 +35,8 @@ def attack_shard(
     `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`.
     """
     started = time.perf_counter()
-    base, candidate = (
-        AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}")),
-        AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}")),
-    )
+    base = AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}"))
+    candidate = AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}"))
     found = _run_stages(base, candidate, prepared, plan)
     summaries = {"base": base.summary(), "candidate": candidate.summary()}
     return {**summaries, **found, "seconds": time.perf_counter() - started}
@@ -49,11 +45,8 @@ def attack_shard(
 def _run_stages(
     base: "AttackedSide", candidate: "AttackedSide", prepared: tuple[Classifier, Classifier], plan: Plan
 ) -> dict[str, Any]:
-    """Run all stages in order, both sides alike.
-
-    Gives whether both are the `same` function, on which images the candidate withstands the points `transferred` from
-    the base's non-adaptive attack, and what float64 changed (`double`).
-    """
+    """Run all stages in order, both sides alike: whether both are the `same` function, on which images the candidate
+    withstands the points `transferred` from the base's non-adaptive attack, and what float64 changed (`double`)."""
     sides, views, seed = (base, candidate), list(candidate.side.views), plan.seed
     for side, classifier in zip(sides, prepared, strict=True):
         side.attack(NON_ADAPTIVE, classifier, plan.non_adaptive, seed=seed)
@@ -79,11 +72,8 @@ class AttackedSide:
 
     def __init__(self, side: Side, shard: Shard, threat: Threat, watch: Callable[[str], None] = lambda stage: None):
         self.side, self.shard, self.threat, self.watch = side, shard, threat, watch
-        with torch.no_grad():
-            self.clean_logits = logits_of(side.classifier, shard.x, shard.ids)
-        check_labels(shard.y, self.clean_logits.shape[1])
-        correct = (self.clean_logits.argmax(dim=1) == shard.y).tolist()
-        self.outcome = [ROBUST if right else MISCLASSIFIED for right in correct]
+        self.clean_logits, correct = classified(side.classifier, shard)
+        self.outcome = unbroken(correct)
         self.images = shard.x.clone()
         self.forwards = len(shard.x)
         self.backwards = torch.zeros(len(shard.x), dtype=torch.int64)
@@ -108,7 +98,6 @@ class AttackedSide:
 
     @property
     def best(self) -> Classifier:
-        """That view itself, for the attacks that use only one."""
         return self.side.views[self.best_name]
 
     def attack(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
@@ -118,8 +107,7 @@ class AttackedSide:
             return
         self.watch(stage)
         at = torch.tensor(positions, device=self.shard.x.device)
-        x, y, ids = self.shard.at(at)
-        clean = self.clean_logits[at]
+        (x, y, ids), clean = self.shard.at(at), self.clean_logits[at]
         result = attack.run(classifier, x, y, threat=self.threat, seed=seed, sample_ids=ids, clean_logits=clean)
         self.images[at] = result.images
         self.forwards += int(result.forwards.sum())
@@ -136,11 +124,8 @@ class AttackedSide:
         return found
 
     def summary(self) -> dict[str, Any]:
-        """What the report needs of this side, ready for JSON.
-
-        `early_stopped` counts by stage the images that are robust at the end and that the stage stopped early;
-        `always_early_stopped` counts those that every gradient attack did.
-        """
+        """What the report needs of this side, ready for JSON; `early_stopped` counts by stage the images robust at the
+        end that the stage stopped early, `always_early_stopped` those that every gradient attack did."""
         robust = set(self.robust)
         stages = (NON_ADAPTIVE, *self.side.views, LONGER)
         return {
