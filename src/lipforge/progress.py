@@ -14,17 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from lipforge.ranks import is_first
 from lipforge.text import duration
 
-PATIENCE = 2.0
-"""Seconds that pass before a bar appears: short work stays silent."""
-
-PERIOD = 60.0
-"""Seconds between two lines where stderr is no terminal, as in the log of a cluster's job."""
-
-SPEED_PERIOD = 24 * 3600.0
-"""Seconds of work from which the time left is estimated: one step may take an hour."""
-
-GAP = 10.0
-"""Seconds without work after which what comes next is a command, or a call, of its own."""
+PATIENCE = 2.0  # seconds that pass before a bar appears: short work stays silent
+PERIOD = 60.0  # seconds between two lines where stderr is no terminal, as in the log of a cluster's job
+SPEED_PERIOD = 24 * 3600.0  # seconds of work from which the time left is estimated: one step may take an hour
+GAP = 10.0  # seconds without work after which what comes next is a command, or a call, of its own
 
 
 @dataclass
@@ -38,8 +31,7 @@ class _Clock:
 
 _clock = _Clock()
 
-REFRESHES = 2
-"""Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
+REFRESHES = 2  # per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for
 
 
 class Step(Protocol):

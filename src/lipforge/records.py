@@ -15,8 +15,7 @@ from lipforge.errors import InputError
 
 T = TypeVar("T")
 
-LARGEST = 1e100
-"""The largest number that a result may hold: what is larger is damage, and its sums and products would overflow."""
+LARGEST = 1e100  # what is larger in a result is damage: its sums and products would overflow
 
 
 def to_builtins(value: Any) -> Any:

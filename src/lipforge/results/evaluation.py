@@ -59,8 +59,7 @@ class Stage:
     seconds: float
 
 
-StageKey = tuple[str, int]
-"""An attack's name, and how often it came before in its cascade: a cascade may hold one twice."""
+StageKey = tuple[str, int]  # an attack's name, and how often it came before in its cascade, which may hold one twice
 
 
 def numbered(stages: Iterable[Stage]) -> dict[StageKey, Stage]:
