@@ -31,9 +31,7 @@ def attack_shard(
     watch: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
     """The outcome of each image of a shard on both sides, ready for JSON; `watch` is told each stage as it begins.
-
-    `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`.
-    """
+    `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`."""
     started = time.perf_counter()
     base = AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}"))
     candidate = AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}"))
@@ -65,10 +63,8 @@ def _run_stages(
 
 
 class AttackedSide:
-    """One side of the audit on one shard: which images are robust, what broke the others, and what that took.
-
-    `images` are the strongest points found so far. Labels that the classifier does not know and NaN are errors.
-    """
+    """One side of the audit on one shard: which images are robust, what broke the others, and what that took. `images`
+    are the strongest points found so far. Labels that the classifier does not know and NaN are errors."""
 
     def __init__(self, side: Side, shard: Shard, threat: Threat, watch: Callable[[str], None] = lambda stage: None):
         self.side, self.shard, self.threat, self.watch = side, shard, threat, watch
@@ -120,8 +116,7 @@ class AttackedSide:
 
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""
-        found: list[bool] = (~is_misclassified(self.side.classifier, images, self.shard.y)).tolist()
-        return found
+        return [not wrong for wrong in is_misclassified(self.side.classifier, images, self.shard.y).tolist()]
 
     def summary(self) -> dict[str, Any]:
         """What the report needs of this side, ready for JSON; `early_stopped` counts by stage the images robust at the
@@ -168,10 +163,8 @@ def equal_budget(base: AttackedSide, candidate: AttackedSide, seed: int) -> None
 
 def attack_in_double(base: AttackedSide, candidate: AttackedSide, seed: int) -> dict[str, int] | None:
     """The images that decide, robust on one side only, once more in float64: a verdict must not be one of rounding.
-
-    `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees.
-    None for a side that cannot be converted.
-    """
+    `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees. None
+    for a side that cannot be converted."""
     decide = sorted(set(base.robust) ^ set(candidate.robust))
     sides = [(side, in_double(side.side.classifier)) for side in (base, candidate)] if decide else []
     modules = [(side, model) for side, model in sides if model is not None]
@@ -193,21 +186,16 @@ def _break_in_double(side: AttackedSide, model: nn.Module, positions: list[int],
         return 0
     at = torch.tensor(positions, device=side.shard.x.device)
     x, y, ids = side.shard.at(at)
+    view: Classifier | None = in_double(side.best)
+    if view is None:
+        # A borrowed gradient is a function, which cannot be converted; what it is made of can, if that is a module.
+        source = in_double(side.side.sources[side.best_name])
+        view = model if source is None else borrow(model, source)
     attack = APGD(steps=20, loss="margin")
-    result = attack.run(_best_in_double(side, model), x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
+    result = attack.run(view, x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
     side.backwards[positions] += result.backwards.cpu()
     side.gradients[DOUBLE] = int(result.backwards.sum())
     start, before = side.shard.x.clone(), side.robust
     start[at] = result.images.to(start.dtype)
     side.attack(DOUBLE, side.side.classifier, Refine(start[before], steps=0), seed=seed)
     return len(before) - len(side.robust)
-
-
-def _best_in_double(side: AttackedSide, model: nn.Module) -> Classifier:
-    """The best view in float64; `model`, the side's own classifier in float64, if its source is no module."""
-    view = in_double(side.best)
-    if view is not None:
-        return view
-    # A borrowed gradient is a function, which cannot be converted; what it is made of can.
-    source = in_double(side.side.sources[side.best_name])
-    return model if source is None else borrow(model, source)

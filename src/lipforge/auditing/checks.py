@@ -1,7 +1,5 @@
 """The paper's checklist against masked gradients, and ours: measurements on a few images, and checks with evidence.
-
-Unless a check says otherwise it is about the candidate, on the first images of the audit; counts are of images.
-"""
+Unless a check says otherwise it is about the candidate, on the first images of the audit; counts are of images."""
 
 import copy
 import itertools
@@ -38,8 +36,7 @@ def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str
     def robust(classifier: Classifier, attack: Attack, radius: float = threat.eps) -> list[bool]:
         x, y, ids = shard
         result = attack.run(classifier, x, y, threat=Threat(threat.norm, radius), seed=seed, sample_ids=ids)
-        found: list[bool] = (~result.broken).tolist()
-        return found
+        return [not broken for broken in result.broken.tolist()]
 
     pgd, cw = PGD(steps=20, loss="margin"), CW(steps=30)
     crafted = cw.run(base, shard.x, shard.y, threat=threat, seed=seed, sample_ids=shard.ids).images
@@ -85,8 +82,7 @@ def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int)
     for number in range(DIRECTIONS):
         noise = rng.normal(seed, ids, stream="audit-directions", shape=x.shape[1:], counter=number, dtype=x.dtype)
         best = torch.maximum(best, loss_along(noise))
-    found: list[bool] = (loss_along(_gradient(classifier, x, y, margin_loss)) > best).tolist()
-    return found
+    return list((loss_along(_gradient(classifier, x, y, margin_loss)) > best).tolist())
 
 
 def _zero_gradients(classifier: Classifier, shard: Shard) -> list[int]:
@@ -138,7 +134,6 @@ def white_box(non_adaptive: Sequence[bool], square: Sequence[bool]) -> Check:
 
 
 def one_step(fgsm: Sequence[bool], pgd: Sequence[bool]) -> Check:
-    """PGD must leave no more than FGSM."""
     text = f"FGSM leaves {sum(fgsm)} of {len(fgsm)}, PGD with 20 steps {sum(pgd)}"
     return Check("iterative at least as strong as one step", sum(pgd) <= sum(fgsm), text)
 
@@ -173,7 +168,6 @@ def weight_variant(measured: Mapping[str, Any], count: int) -> Check:
 
 
 def carlini_wagner(cw: Sequence[bool], transfer: Sequence[bool]) -> Check:
-    """CW on the candidate must leave no more than the images that CW crafted on the base."""
     text = f"CW leaves {sum(cw)} of {len(cw)}, its images crafted on the base {sum(transfer)}"
     return Check("CW at least as strong as transfer", sum(cw) <= sum(transfer), text)
 
@@ -185,18 +179,15 @@ def along_the_gradient(better: Sequence[bool]) -> Check:
 
 
 def zero_gradients(counts: Sequence[int], count: int) -> Check:
-    """No image may have an input gradient of exactly 0."""
     images, entries, size = counts
     text = f"{images} of {count} images have a gradient of exactly 0; {100 * entries / max(size, 1):.2f} % of entries"
     return Check("no input gradient is exactly 0", images == 0, text)
 
 
 def equal_effort(spent: Sequence[tuple[int, float, int, float]]) -> Check:
-    """Both sides must have had as many gradients per robust image, on all images.
-
-    `spent` has for each shard the images robust on the base and their mean gradients, then the candidate's. A shard
-    weighs the same on both sides, so that one in which only one side has robust images does not count.
-    """
+    """Both sides must have had as many gradients per robust image, on all images. `spent` has for each shard the images
+    robust on the base and their mean gradients, then the candidate's. A shard weighs the same on both sides, so that
+    one in which only one side has robust images does not count."""
     name = "both sides had as many gradients per robust image"
     weights = [min(base, candidate) for base, _, candidate, _ in spent]
     if not any(weights):
@@ -215,7 +206,6 @@ def attack_flags(notes: Sequence[Note]) -> Check:
 
 
 def precision(counts: Mapping[str, int] | None) -> Check:
-    """Images that decide must not depend on rounding."""
     name = "float64 agrees with float32 on the images that decide"
     if counts is None:
         return Check(name, None, "a classifier that is no module cannot be converted")

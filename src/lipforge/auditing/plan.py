@@ -26,10 +26,8 @@ RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_nam
 
 @dataclass(frozen=True)
 class EarlyStopped(Attack):
-    """`first` on all images, then each of `then` on those whose margin came below `near` times the clean margin.
-
-    The others are early-stopped: with `near` 1 those whose margin did not come down at all, with math.inf none.
-    """
+    """`first` on all images, then each of `then` on those whose margin came below `near` times the clean margin. The
+    others are early-stopped: with `near` 1 those whose margin did not come down at all, with math.inf none."""
 
     name: ClassVar[str] = "early-stopped"
     first: Attack

@@ -15,18 +15,8 @@ from lipforge.auditing.verdict import decide
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import joined, prepared_once, setting_of
-from lipforge.results import (
-    MISCLASSIFIED,
-    ROBUST,
-    AuditNote,
-    AuditReport,
-    AuditRow,
-    CertifyResult,
-    Check,
-    Effort,
-    Note,
-    merge_notes,
-)
+from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, merge_notes
+from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
 from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
 from lipforge.runs.identity import model_identity
 from lipforge.statistics import paired
@@ -48,8 +38,6 @@ class Options(TypedDict, total=False):
 
 
 class PairOptions(Options, total=False):
-    """What only an audit of two classifiers takes."""
-
     surrogates: Mapping[str, Classifier] | None
 
 
@@ -75,8 +63,8 @@ def audit(
     `audit(model, data, threat)` compares a forged model with itself without forged functions; its BPDA views come by
     themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
     gradients might get past a defence of the candidate. Both sides face the same attacks, images and random starts.
-    With `run` every shard is kept, so that the same call again resumes and torchrun's ranks share the work. `identity`
-    adds what a resumed call must agree on; a classifier or surrogate that is no module needs it.
+    With `run` every shard is kept: the same call again resumes, and torchrun's ranks share the work. `identity` adds
+    what a resumed call must agree on; a classifier or surrogate that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
     data = as_data(data)
@@ -87,14 +75,9 @@ def audit(
             f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
             f"so that a run is not resumed with another; it is needed for {', '.join(unknown)}"
         )
+    models, size = (pair.candidate.classifier, pair.base.classifier), plan.shard_size
     experiment = Experiment.open(
-        data,
-        pair.candidate.classifier,
-        pair.base.classifier,
-        run=run,
-        shard_size=plan.shard_size,
-        identity=identity,
-        show_progress=show_progress,
+        data, *models, run=run, shard_size=size, identity=identity, show_progress=show_progress
     )
     shards, measured = _attack(experiment, pair, threat, plan), _measure(experiment, pair, threat, plan)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
@@ -119,7 +102,6 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
 
 
 def _classifiers(pair: Pair) -> dict[str, Classifier]:
-    """All classifiers of an audit, by name."""
     sources = {name: each for name, each in pair.candidate.sources.items() if name not in (OWN, TRANSFERRED)}
     surrogates = {f"surrogate {name}": source for name, source in sources.items()}
     return {"base": pair.base.classifier, "candidate": pair.candidate.classifier, **surrogates}
@@ -134,7 +116,6 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
 
 
 def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> list[dict[str, Any]]:
-    """What the attacks found, shard by shard."""
     base, candidate = (
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
     )
@@ -162,7 +143,6 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
 
 
 def _smoothing_check(pair: Pair, run: RunDir | None) -> Check:
-    """The check of the certificates that a run holds."""
     found = []
     if run is not None:
         for result in run.results():

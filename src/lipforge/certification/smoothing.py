@@ -38,11 +38,9 @@ SELECTION, ESTIMATION = "smoothing-selection", "smoothing-estimation"
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How to smooth and how sure to be; the defaults are those of Cohen et al. on CIFAR-10.
-
-    `only_correct` estimates nothing for images whose selected class is wrong: they abstain. That cannot change
-    certified accuracy, which counts correct answers only.
-    """
+    """How to smooth and how sure to be; the defaults are those of Cohen et al. on CIFAR-10. `only_correct` estimates
+    nothing for images whose selected class is wrong: they abstain. That cannot change certified accuracy, which counts
+    correct answers only."""
 
     sigma: float = 0.25
     n0: int = 100

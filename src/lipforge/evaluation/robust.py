@@ -17,17 +17,8 @@ from lipforge.batching import ImageData, ImageSource, batches, check_eval, devic
 from lipforge.errors import InputError
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
-from lipforge.results import (
-    MISCLASSIFIED,
-    ROBUST,
-    CleanResult,
-    Note,
-    RobustResult,
-    Stage,
-    common_order,
-    merge_notes,
-    numbered,
-)
+from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
+from lipforge.results.evaluation import common_order, numbered
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
@@ -75,8 +66,12 @@ def evaluate(
     watch, prepared = Watch(), prepared_once(experiment, attack, classifier)
 
     def attacked(shard: Shard) -> dict[str, Any]:
-        keep = (lambda images: save_shard(task, shard, images)) if save_images else None
-        return attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch=watch, keep=keep)
+        found, images = attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch)
+        if save_images:
+            content = save({"images": images})
+            write_whole(task.path(int(shard.ids[0]) // task.size, ".safetensors"), content)
+            found["images"] = hashlib.sha256(content).hexdigest()
+        return found
 
     shards = experiment.work(task, attacked, title=label, status=watch)
     result = RobustResult(
@@ -93,17 +88,9 @@ def evaluate(
 
 
 def attack_shard(
-    classifier: Classifier,
-    shard: Shard,
-    attack: Attack,
-    threat: Threat,
-    seed: int,
-    batch_size: int,
-    *,
-    watch: Watch | None = None,
-    keep: Callable[[Tensor], dict[str, str]] | None = None,
-) -> dict[str, Any]:
-    """What became of a shard's images, attacked batch by batch, ready for JSON; `keep` gets the adversarial images."""
+    classifier: Classifier, shard: Shard, attack: Attack, threat: Threat, seed: int, batch_size: int, watch: Watch
+) -> tuple[dict[str, Any], Tensor]:
+    """What became of a shard's images, attacked batch by batch, ready for JSON, and the adversarial images."""
     parts, images = [], []
     for batch in shard.split(batch_size):
         started = time.perf_counter()
@@ -116,13 +103,13 @@ def attack_shard(
         }
         parts.append({**part, **spent(result, started)})
         images.append(result.images.cpu())
-    return {
-        **(keep(torch.cat(images)) if keep is not None else {}),
+    found = {
         "correct": sum(part["correct"] for part in parts),
         **totals(parts),
         **{name: joined(parts, name) for name in ("outcome", "early_stopped", "notes")},
         "stages": to_builtins(merge_stages(parts)),
     }
+    return found, torch.cat(images)
 
 
 def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
@@ -156,7 +143,6 @@ def classified(classifier: Classifier, shard: Shard) -> tuple[Tensor, Tensor]:
 
 
 def unbroken(correct: Tensor) -> list[str]:
-    """The outcomes of images before any attack."""
     return [ROBUST if right else MISCLASSIFIED for right in correct.tolist()]
 
 
@@ -197,7 +183,6 @@ def spent(result: AttackResult, started: float) -> dict[str, Any]:
 
 
 def totals(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sums of passes and seconds."""
     return {name: sum(part[name] for part in parts) for name in ("forwards", "backwards", "seconds")}
 
 
@@ -207,11 +192,9 @@ def joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
-    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`.
-
-    Where no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that
-    it lacks with what it had left.
-    """
+    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`. Where
+    no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that it
+    lacks with what it had left."""
     lists = [numbered([Stage(**stage) for stage in part["stages"]]) for part in parts]
     left = [int(part["correct"]) for part in parts]
     merged = []
@@ -220,13 +203,6 @@ def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
         cost = totals([vars(stages[key]) for stages in lists if key in stages])
         merged.append(Stage(attack=key[0], robust=sum(left), **cost))
     return tuple(merged)
-
-
-def save_shard(task: Task, shard: Shard, images: Tensor) -> dict[str, str]:
-    """Write a shard's adversarial images beside it, and give their digest."""
-    content = save({"images": images})
-    write_whole(task.path(int(shard.ids[0]) // task.size, ".safetensors"), content)
-    return {"images": hashlib.sha256(content).hexdigest()}
 
 
 def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:

@@ -1,6 +1,5 @@
 """Accuracy over many eps and attacks in one run: the layout of the paper's FGSM/PGD and CW tables."""
 
-import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
@@ -70,7 +69,6 @@ def _rows(
     seed: int,
     carry: bool,
 ) -> list[SweepRow]:
-    """One classifier against one attack, over all eps."""
     text, last = attack_text(attack), threats[-1]
     eps = [threat.eps for threat in threats]
     config = {"attack": text, "norm": last.norm, "eps": eps, "seed": seed, "carry": carry}
@@ -79,7 +77,7 @@ def _rows(
     prepared = prepared_once(experiment, attack, classifier)
 
     def swept(shard: Shard) -> dict[str, Any]:
-        return {"eps": sweep_shard(prepared(), shard, attack, threats, seed, carry=carry, watch=watch)}
+        return {"eps": sweep_shard(prepared(), shard, attack, threats, seed, carry, watch)}
 
     shards = experiment.work(task, swept, title=f"{label}, {text}", status=watch)
     rows = []
@@ -96,7 +94,6 @@ def sweep_shard(
     attack: Attack,
     threats: Sequence[Threat],
     seed: int,
-    *,
     carry: bool,
     watch: Watch,
 ) -> list[dict[str, Any]]:
@@ -110,20 +107,16 @@ def sweep_shard(
         started, at = time.perf_counter(), robust.nonzero().squeeze(1)
         carried = int((correct & ~robust).sum())
         x, y, ids = shard.at(at)
-        told = functools.partial(_tell, watch, threat)
         result = attack.run(
-            classifier, x, y, threat=threat, seed=seed, sample_ids=ids, clean_logits=clean[at], watch=told
-        )
+            classifier, x, y, threat=threat, seed=seed, sample_ids=ids, clean_logits=clean[at],
+            watch=lambda name: watch(f"{name}, {threat}"),  # noqa: B023  # called in this round only
+        )  # fmt: skip
         robust[at] = ~result.broken
         for place, word in zip(at.tolist(), result.outcome, strict=True):
             outcome[place] = word
         records.append({"carried": carried, "outcome": list(outcome), **spent(result, started)})
     records[0]["forwards"] += len(shard.x)  # the clean images
     return records
-
-
-def _tell(watch: Watch, threat: Threat, attack: str) -> None:
-    watch(f"{attack}, {threat}")
 
 
 def suspicions(rows: Sequence[SweepRow], attacks: Sequence[Attack]) -> list[Note]:

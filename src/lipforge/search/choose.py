@@ -55,15 +55,13 @@ def choose_ratio(
     Clean accuracy of all `ratios` comes first; the best one and its neighbours are then attacked together with the base
     (ratio 0), or all of them with `all_ratios`. The metric "non-adaptive" attacks the forged model as it is; "union"
     also by BPDA, with a backward pass that ignores the masks, and attacks the base a second time instead. The attack is
-    `fast` unless told otherwise. With skip_above=None every image of every ratio is attacked in full; for the rest of
-    `skip_above` and `recheck` see `lipforge.search.screen`. After each of `rounds` a ratio that is significantly worse
-    than the best is stopped.
+    `fast` unless told otherwise. With skip_above=None every image of every ratio is attacked in full; `skip_above` and
+    `recheck` are explained in `lipforge.search.screen`. After each of `rounds` a ratio that is significantly worse than
+    the best is stopped. With `groups`, globs of site names or True for the stages of the network, each group gets a
+    ratio of its own: group by group, each other ratio (and 0) is tried for it alone, kept if more images are robust.
 
-    With `groups`, globs of site names or True for the stages of the network, each group gets a ratio of its own: group
-    by group, each other ratio (and 0) is tried for that group alone and kept if more images are robust.
-
-    The model's ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice. Anything
-    else that has a ratio is searched by passing a function that makes its `Views` in place of the model.
+    The model's ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice. For what
+    is no model but has a ratio, pass a function that makes its `Views` in place of the model.
     """
     if metric not in get_args(Metric):
         raise InputError(f"metric must be {' or '.join(get_args(Metric))}, got {metric!r}")
@@ -169,7 +167,6 @@ class _Search:
         return self.by_group(scores, groups, (0.0, *ratios)) if groups else scores
 
     def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
-        """The clean accuracy of each setting."""
         screening = self._between(settings)
         shards = self._work(name, screening, screening.clean)
         return [scoring.clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]

@@ -28,7 +28,6 @@ def label_of(setting: Setting) -> str:
 
 
 def pending_images(shards: Sequence[Records]) -> list[int]:
-    """The images that are pending for some candidate after the screening, in order."""
     return sorted({image for shard in shards for record in shard.values() for image in record["pending"]})
 
 
@@ -54,18 +53,12 @@ def final_records(shards: Sequence[Records], finished: Sequence[Records], pendin
 
 
 def clean_score(setting: Setting, records: Sequence[Mapping[str, Any]]) -> RatioScore:
-    """The score of a setting of which only the clean accuracy is known."""
     correct = joined(records, "correct")
-    count, right = len(correct), sum(correct)
+    count, right, seconds = len(correct), sum(correct), sum(record["seconds"] for record in records)
+    status: Status = "not attacked" if setting else "base"
+    interval = clopper_pearson(right, count)
     return RatioScore(
-        ratio=setting,
-        label=label_of(setting),
-        status="not attacked" if setting else "base",
-        clean_accuracy=right / count,
-        clean_interval=clopper_pearson(right, count),
-        clean_count=count,
-        forwards=count,
-        seconds=sum(record["seconds"] for record in records),
+        setting, label_of(setting), status, right / count, interval, clean_count=count, forwards=count, seconds=seconds
     )
 
 
@@ -148,9 +141,7 @@ def search_notes(scores: Sequence[RatioScore]) -> list[Note]:
 
 def with_base(scores: Sequence[RatioScore], base: RatioScore) -> list[RatioScore]:
     """The scores with what another search broke on the base counted too, each compared with the base as it is now.
-
-    `base` is the base after that search, with the cost of both.
-    """
+    `base` is the base after that search, with the cost of both."""
     pairs = zip(scores[0].outcome, base.outcome, strict=True)
     outcome = tuple(then if now == ROBUST else now for now, then in pairs)
     robust = [word == ROBUST for word in outcome]
@@ -182,8 +173,8 @@ def plot_tradeoff(result: SearchResult, path: str | Path) -> None:
         if score.robust_accuracy is None or score.interval is None:
             continue
         x, y = 100 * score.clean_accuracy, 100 * score.robust_accuracy
-        across = [[x - 100 * score.clean_interval[0]], [100 * score.clean_interval[1] - x]]
-        up = [[y - 100 * score.interval[0]], [100 * score.interval[1] - y]]
+        across = [[abs(x - 100 * bound)] for bound in score.clean_interval]
+        up = [[abs(y - 100 * bound)] for bound in score.interval]
         chosen, base = score.ratio == result.chosen, score.status == "base"
         colour = "tab:red" if chosen else "tab:gray" if base else "tab:blue"
         axes.errorbar(x, y, across, up, "s" if base else "o", color=colour, capsize=2, elinewidth=0.7)

@@ -71,10 +71,8 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class BaseAttack:
-    """What the attack on the base left behind: its state, its strongest points, and their margins (N,) on it.
-
-    `reached` (N,) are the smallest margins that the attack reached, which a folded copy may have rounded.
-    """
+    """What the attack on the base left behind: its state, its strongest points, and their margins (N,) on it. `reached`
+    (N,) are the smallest margins that the attack reached, which a folded copy may have rounded."""
 
     state: "CandidateState"
     points: Tensor
@@ -89,10 +87,8 @@ class BaseAttack:
 @dataclass(frozen=True)
 class Screening:
     """All it takes to attack any shard: `candidates`, base first, and the settings of the module's docstring.
-
     `prepared` makes the folded copy that an attack searches on. `base_attacks` keeps, by the first image of a shard,
-    the attack on the base where later searches share it; it is counted only if `count_base`.
-    """
+    the attack on the base where later searches share it; it is counted only if `count_base`."""
 
     candidates: tuple[Candidate, ...]
     attack: Attack
@@ -117,8 +113,7 @@ class Screening:
             states.append(state)
             found.append(state.found())
         _try_later(states, found)
-        first = int(shard.ids[0])
-        return {state.label: {"first": first, **state.record()} for state in states}
+        return {state.label: {"first": int(shard.ids[0]), **state.record()} for state in states}
 
     def finish(self, shard: Shard, before: Mapping[str, Pending]) -> Records:
         """Step 4, for images of which each is pending for some candidate."""
@@ -182,15 +177,12 @@ class Screening:
         state.pending, state.drawn, state.skipped = ~far | drawn, far & drawn, far & ~drawn
 
     def _skip_margin(self, state: "CandidateState") -> Tensor:
-        """The margin (N,) above which an image is skipped."""
         clean = state.clean_margin
         return torch.full_like(clean, torch.inf) if self.skip_above is None else self.skip_above * clean
 
     def _refine(self, state: "CandidateState", candidate: Candidate, points: Tensor, rows: Tensor) -> Tensor:
-        """Refine the points of these rows (N,): the margins (N,) reached, infinite where none was refined.
-
-        A refinement that meets a gradient of 0 says nothing: such an image gets -inf and is attacked in full.
-        """
+        """Refine the points of these rows (N,): the margins (N,) reached, infinite where none was refined. A refinement
+        that meets a gradient of 0 says nothing: such an image gets -inf and is attacked in full."""
         shard, reached = state.shard, torch.full_like(state.clean_margin, torch.inf)
         # The base may be its own second view: the same refinement again would find the same.
         views = {id(view): view for view in candidate.views.values()}.values()
@@ -224,12 +216,10 @@ class Screening:
 
 
 class CandidateState:
-    """What became of a shard's images on one candidate so far, and what it cost.
-
-    `robust` (N,) are unbroken so far, `points` the strongest point of each image, and `margin` (N,) the smallest margin
-    that an attack on this candidate reached. `pending` images are still to be attacked in full, `drawn` ones of them
-    by chance; `skipped` ones are not. Clean images are classified, unless their outcome is known.
-    """
+    """What became of a shard's images on one candidate so far, and what it cost. `robust` (N,) are unbroken so far,
+    `points` the strongest point of each image, and `margin` (N,) the smallest margin that an attack on this candidate
+    reached. `pending` images are still to be attacked in full, `drawn` ones of them by chance; `skipped` ones are not.
+    Clean images are classified, unless their outcome is known."""
 
     def __init__(self, label: str, classifier: Classifier, shard: Shard, outcome: list[str] | None = None) -> None:
         started = time.perf_counter()
@@ -274,7 +264,6 @@ class CandidateState:
         return margins
 
     def margin_at(self, points: Tensor) -> Tensor:
-        """The margin (N,) at one point per image."""
         return margin(self._logits(points, self.shard.ids), self.shard.y)
 
     def enter(self, at: Tensor, result: AttackResult, *, confirm: bool) -> None:
@@ -309,13 +298,11 @@ class CandidateState:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time of what happens inside."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
 
     def record(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
         rows = {"pending": self.pending, "drawn": self.drawn, "skipped": self.skipped}
         return {
             "outcome": self.outcome,
@@ -354,7 +341,6 @@ def among(shard: Shard, images: Collection[int]) -> Tensor:
 
 
 def _try_later(states: Sequence[CandidateState], found: Sequence[Points]) -> None:
-    """Try the points found for later candidates on the earlier ones."""
     for place, state in enumerate(states):
         with state.timed():
             for points in found[place + 1 :]:
