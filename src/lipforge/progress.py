@@ -46,10 +46,8 @@ def progress(
 ) -> Iterator[Step]:
     """A progress bar on stderr; where that is no terminal a line a minute, unless `show` asks for the bar.
 
-    Under torchrun only the first rank shows any. Of `total` units `done` are done already: they say nothing of the
-    time that the others take.
-
-    `status` is shown beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
+    Under torchrun only the first rank shows any. Of `total` units `done` are done already, which says nothing of the
+    time left. `status` is shown where a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
@@ -85,10 +83,8 @@ def _drawn(bar: Progress) -> Iterator[None]:
 
 @contextmanager
 def _logged(task: Task) -> Iterator[None]:
-    """Write a line now and then, and one at the end if there was any before.
-
-    Pieces of work that follow each other share one clock; their first line comes after half a period.
-    """
+    """Write a line now and then, and one at the end if there was any before. Pieces of work that follow each other
+    share one clock; their first line comes after half a period."""
     over, now = threading.Event(), time.monotonic()
     if now > _clock.ended + GAP:
         _clock.began = now

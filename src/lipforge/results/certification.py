@@ -81,7 +81,6 @@ class CertifyResult:
 
 
 def curve_point(images: Sequence[CertifiedImage], radius: float) -> CurvePoint:
-    """Certified accuracy of these images at one radius."""
     certified = sum(image.certified(radius) for image in images)
     return CurvePoint(radius, certified, certified / len(images), clopper_pearson(certified, len(images)))
 

@@ -20,8 +20,8 @@ class RatioScore:
     `status` is "base" (ratio 0), "attacked", "stopped" (significantly worse after `count` images) or "not attacked"
     (neither the best clean ratio nor a neighbour of it). Of the `count` images, `transferred` were broken by a point
     found for another ratio, `refined` by refining such a point, `attacked` were attacked in full, and `skipped` were
-    counted as robust without that (see `lipforge.search.screen`). `rechecked` images that would have been skipped were
-    attacked all the same; `rechecked_broken` of them were broken. `against_base` is the comparison with ratio 0.
+    counted as robust without that (see `lipforge.search.screen`). `rechecked` images would have been skipped but were
+    attacked; `rechecked_broken` of them were broken. `against_base` is the comparison with ratio 0.
     """
 
     ratio: Setting

@@ -36,7 +36,6 @@ class Shard(NamedTuple):
         return Shard(self.x[rows], self.y[rows], self.ids[rows])
 
     def split(self, size: int) -> "list[Shard]":
-        """The same images in batches."""
         return [Shard(*parts) for parts in zip(*(torch.split(tensor, size) for tensor in self), strict=True)]
 
 
@@ -74,7 +73,6 @@ class Experiment:
 
     @property
     def data_digest(self) -> str:
-        """Identifies the images."""
         return digest_of(self._data_identity)
 
     def model_digest(self, classifier: Classifier) -> str:
@@ -98,10 +96,8 @@ class Experiment:
         shard_size: int | None = None,
         complete: Complete | None = None,
     ) -> Task:
-        """The task of that name on the images at `positions` (all by default); a run refuses it if it differs.
-
-        What identifies it is the version, the classifiers, the data, `config` and the caller's `identity`.
-        """
+        """The task of that name on the images at `positions` (all by default); a run refuses it if it differs. What
+        identifies it is the version, the classifiers, the data, `config` and the caller's `identity`."""
         identity = {
             "lipforge": lipforge_version(),
             "models": {label: self._model_identity(classifier) for label, classifier in classifiers.items()},

@@ -99,7 +99,6 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def tensor_bytes(tensor: Tensor) -> Any:
-    """A tensor's bytes in order, for a digest."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
     return plain.flatten().view(torch.uint8).numpy().data

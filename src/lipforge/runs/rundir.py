@@ -56,10 +56,8 @@ class RunDir:
     def task(
         self, name: str, config: Mapping[str, Any], count: int, size: int, *, complete: Complete | None = None
     ) -> Task:
-        """The task of that name: `count` images in shards of `size`; another config than before is a RunError.
-
-        A finished shard is computed again if `complete` says that something that belongs to it is missing.
-        """
+        """The task of that name: `count` images in shards of `size`; another config than before is a RunError. A
+        finished shard is computed again if `complete` says that something that belongs to it is missing."""
         check_shape(count, size)
         folder = self.path / "shards" / _checked(name)
         identity = to_builtins({"format": FORMAT, "config": dict(config), "count": count, "size": size})

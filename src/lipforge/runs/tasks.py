@@ -43,7 +43,6 @@ class Task:
         return -(-self.count // self.size)
 
     def images(self, index: int) -> range:
-        """The positions of one shard's images."""
         return range(index * self.size, min((index + 1) * self.size, self.count))
 
     def path(self, index: int, suffix: str = ".json") -> Path:
@@ -51,7 +50,6 @@ class Task:
         return self.folder / f"{index:04d}{suffix}"
 
     def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The finished shards that are not known yet."""
         assert self.folder is not None
         found = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
         for index in sorted(found - known.keys()):
@@ -130,7 +128,6 @@ class Task:
 
 
 def check_shape(count: int, size: int) -> None:
-    """Raise unless there are images and the shards hold some."""
     if count < 1 or size < 1:
         raise InputError(f"a task needs at least 1 image in shards of at least 1, got {count} in shards of {size}")
 
