@@ -1,7 +1,5 @@
-"""Every error a user can cause, so that `except LipforgeError` catches all of them and nothing else.
-
-A message names the argument, what was expected, what was found and the way out.
-"""
+"""Every error a user can cause, so that `except LipforgeError` catches all of them and nothing else. A message names
+the argument, what was expected, what was found and the way out."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches

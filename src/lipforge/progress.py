@@ -14,17 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from lipforge.ranks import is_first
 from lipforge.text import duration
 
-PATIENCE = 2.0
-"""Seconds that pass before a bar appears: short work stays silent."""
-
-PERIOD = 60.0
-"""Seconds between two lines where stderr is no terminal, as in the log of a cluster's job."""
-
-SPEED_PERIOD = 24 * 3600.0
-"""Seconds of work from which the time left is estimated: one step may take an hour."""
-
-GAP = 10.0
-"""Seconds without work after which what comes next is a command, or a call, of its own."""
+PATIENCE = 2.0  # seconds that pass before a bar appears: short work stays silent
+PERIOD = 60.0  # seconds between two lines where stderr is no terminal, as in the log of a cluster's job
+SPEED_PERIOD = 24 * 3600.0  # seconds of work from which the time left is estimated: one step may take an hour
+GAP = 10.0  # seconds without work after which what comes next is a command, or a call, of its own
 
 
 @dataclass
@@ -38,8 +31,7 @@ class _Clock:
 
 _clock = _Clock()
 
-REFRESHES = 2
-"""Per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for."""
+REFRESHES = 2  # per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for
 
 
 class Step(Protocol):
@@ -54,10 +46,8 @@ def progress(
 ) -> Iterator[Step]:
     """A progress bar on stderr; where that is no terminal a line a minute, unless `show` asks for the bar.
 
-    Under torchrun only the first rank shows any. Of `total` units `done` are done already: they say nothing of the
-    time that the others take.
-
-    `status` is shown beside the bar wherever a step brings no note; its `str` is taken anew at every refresh.
+    Under torchrun only the first rank shows any. Of `total` units `done` are done already, which says nothing of the
+    time left. `status` is shown where a step brings no note; its `str` is taken anew at every refresh.
 
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
@@ -93,10 +83,8 @@ def _drawn(bar: Progress) -> Iterator[None]:
 
 @contextmanager
 def _logged(task: Task) -> Iterator[None]:
-    """Write a line now and then, and one at the end if there was any before.
-
-    Pieces of work that follow each other share one clock; their first line comes after half a period.
-    """
+    """Write a line now and then, and one at the end if there was any before. Pieces of work that follow each other
+    share one clock; their first line comes after half a period."""
     over, now = threading.Event(), time.monotonic()
     if now > _clock.ended + GAP:
         _clock.began = now

@@ -59,10 +59,8 @@ def own_device(device: "torch.device") -> "torch.device":
 
 @contextmanager
 def process_group(device: "torch.device") -> Iterator[Rank]:
-    """Join the processes that torchrun started, by nccl on CUDA and by gloo elsewhere; without torchrun just one.
-
-    A group that exists already is used and left as it is.
-    """
+    """Join the processes that torchrun started, by nccl on CUDA and by gloo elsewhere; without torchrun just one. A
+    group that exists already is used and left as it is."""
     if not by_torchrun():
         yield Rank()
         return
@@ -112,9 +110,9 @@ def open_store(*, join: bool = False) -> Store:
 def meet(store: Store, index: int, count: int, *, patience: float = 600.0) -> str:
     """A name that the ranks agree on and that no ranks before them had.
 
-    torchrun's store outlives ranks that it restarts, and nothing that they are told counts the restarts alike on all
-    machines. Ranks that find the addresses of dead ones wait for them in vain. So each rank asks with a number of its
-    own and the first answers whoever asked, dead or not, until all that live have said that they heard.
+    torchrun's store outlives ranks that it restarts, and nothing counts the restarts alike on all machines; ranks that
+    find the addresses of dead ones wait in vain. So each rank asks with a number of its own and the first answers
+    whoever asked, dead or not, until all that live have said that they heard.
     """
     own = secrets.token_hex(8)
     deadline = time.monotonic() + patience
@@ -140,18 +138,14 @@ def meet(store: Store, index: int, count: int, *, patience: float = 600.0) -> st
 
 
 def _nap(deadline: float, late: RunError) -> None:
-    """Sleep for a moment; after the deadline raise `late`."""
     if time.monotonic() > deadline:
         raise late
     time.sleep(0.01)
 
 
 def leave(code: int) -> None:
-    """End this process at once, without tearing the interpreter down.
-
-    A thread of gloo may let go of a tensor while Python is being torn down, which aborts the process: a rank that did
-    all its work would then count as failed.
-    """
+    """End this process at once, without tearing the interpreter down: a thread of gloo that lets go of a tensor
+    meanwhile aborts the process, and a rank that did all its work would count as failed."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

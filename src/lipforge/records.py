@@ -15,8 +15,7 @@ from lipforge.errors import InputError
 
 T = TypeVar("T")
 
-LARGEST = 1e100
-"""The largest number that a result may hold: what is larger is damage, and its sums and products would overflow."""
+LARGEST = 1e100  # what is larger in a result is damage: its sums and products would overflow
 
 
 def to_builtins(value: Any) -> Any:
@@ -37,11 +36,8 @@ def to_builtins(value: Any) -> Any:
 
 
 def from_builtins(kind: type[T], values: Any, where: str) -> T:
-    """The dataclass `kind` from what `to_builtins` made of it, every field checked against its annotation.
-
-    Fields that are missing take their default, unknown ones are ignored. An error begins with `where` and names the
-    field, what its annotation asks for and what was found.
-    """
+    """The dataclass `kind` from what `to_builtins` made of it, every field checked against its annotation. Fields that
+    are missing take their default, unknown ones are ignored. An error begins with `where`."""
     if not isinstance(values, dict):
         raise InputError(f"{where} must be an object, got {_shown(values)}")
     hints = typing.get_type_hints(kind)
@@ -129,10 +125,8 @@ def read_json(path: str | Path) -> Any:
 
 
 def write_whole(path: str | Path, content: bytes) -> None:
-    """Replace `path` by `content` in one step: temporary file, fsync, rename.
-
-    A reader sees the old file or the new one; a crash or a full disk leaves the old one.
-    """
+    """Replace `path` by `content` in one step (temporary file, fsync, rename): a reader sees the old file or the new
+    one, and a crash or a full disk leaves the old one."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not tempfile: its files are private, and this one should get the mode that an ordinary open() gives.

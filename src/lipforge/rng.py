@@ -1,11 +1,9 @@
 """Random numbers that depend on (seed, stream, sample id, counter) and on nothing else.
 
-The generator is Philox4x32 with 10 rounds (Salmon, Moraes, Dror and Shaw 2011), computed on int64 tensors: a
-counter-based block cipher, so any number can be had without the ones before it. The 64-bit key is a hash of the seed
-and the stream's name; the 128-bit counter is (block, counter, sample id). There is no state: the same image gets the
-same numbers in every batch, in every order, on every worker. The integers, and with them `uniform`, `signs`,
-`integers` and `permutation`, are the same bit for bit on every device; `normal` goes through float64 logarithms and
-cosines, which devices may round differently in the last place.
+The generator is Philox4x32 with 10 rounds (Salmon, Moraes, Dror and Shaw 2011) on int64 tensors: a counter-based block
+cipher without state. The 64-bit key is a hash of seed and stream, the 128-bit counter is (block, counter, sample id).
+So an image gets the same numbers in every batch, in every order, on every worker: bit for bit the same on every device,
+except that `normal` takes float64 logarithms and cosines, which may be rounded differently in the last place.
 """
 
 import hashlib

@@ -11,9 +11,7 @@ from lipforge.errors import InputError
 
 Method = Literal["clopper-pearson", "wilson"]
 
-SAFETY = 1e-9
-"""Relative distance by which an exact bound is moved to the safe side: above SciPy's own error (tests compare it with
-exact rational arithmetic), and far below anything that matters."""
+SAFETY = 1e-9  # by which exact bounds are moved to the safe side, relatively: above SciPy's own error, as tests check
 
 METHOD = (
     "Newcombe's square-and-add of Clopper-Pearson limits, widened to 0 where the exact McNemar test does not reject"
@@ -64,7 +62,6 @@ def wilson(successes: int, trials: int, confidence: float = 0.95) -> tuple[float
 def interval_of(
     successes: int, trials: int, method: Method = "clopper-pearson", confidence: float = 0.95
 ) -> tuple[float, float]:
-    """The two-sided interval for a success probability by that method."""
     if method not in get_args(Method):
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {method!r}")
     return (clopper_pearson if method == "clopper-pearson" else wilson)(successes, trials, confidence)
@@ -115,10 +112,7 @@ class Comparison:
 
 
 def compare(base: PerImage, candidate: PerImage) -> Comparison:
-    """The paired comparison of two results on the same images under the same attack.
-
-    Results that name their data, attack, threat or seed must name the same.
-    """
+    """The paired comparison of two results; data, attack, threat and seed must be the same where both name them."""
     for field in ("data", "data_digest", "attack", "norm", "eps", "seed"):
         first, second = getattr(base, field, None), getattr(candidate, field, None)
         if first != second:
@@ -172,10 +166,9 @@ def mcnemar(gained: int, lost: int) -> float:
 def paired_interval(gained: int, lost: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
     """The interval of the difference of two paired shares, (gained - lost) / count.
 
-    Each of the two discordant shares has its exact limits; their distances from the estimates are squared and added,
-    with the correlation that the two shares have because they exclude each other. The exact limits keep the coverage
-    above the nominal one for a handful of discordant images, where the score interval of Tango (1998) falls below it;
-    where the exact McNemar test does not reject, the interval contains 0.
+    The distances of the two shares from their exact limits are squared and added, with the correlation that the shares
+    have because they exclude each other. The exact limits keep the coverage above the nominal one for a handful of
+    images, where Tango's score interval (1998) falls below it. Where McNemar's exact test does not reject, 0 is inside.
     """
     if min(gained, lost) < 0 or gained + lost > count or count < 1:
         raise InputError(f"gained and lost must add up to at most count, got {gained} and {lost} of {count}")
@@ -194,11 +187,8 @@ def paired_interval(gained: int, lost: int, count: int, confidence: float = 0.95
 
 
 def images_to_decide(comparison: Comparison, power: float = 0.8, confidence: float = 0.95) -> int | None:
-    """How many images McNemar's test needs to see the observed difference with that power; None if it is 0.
-
-    Connor's formula (1987), which takes the observed shares of gained and lost images for the true ones: a plan for
-    the next run, not a promise.
-    """
+    """How many images McNemar's test needs to see the observed difference with that power; None if it is 0. A plan, no
+    promise: Connor's formula (1987) takes the observed shares of gained and lost images for the true ones."""
     if not (0 < power < 1 and 0 < confidence < 1):
         raise InputError(f"power and confidence must lie between 0 and 1, got {power} and {confidence}")
     difference = abs(comparison.difference)
@@ -212,7 +202,6 @@ def images_to_decide(comparison: Comparison, power: float = 0.8, confidence: flo
 
 
 def check_alpha(alpha: float) -> None:
-    """Raise unless alpha is a probability of error that leaves some confidence."""
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie in (0, 1), got {alpha}; 0.001 claims a radius with 99.9 % confidence")
 

@@ -67,9 +67,7 @@ def number(value: float) -> str:
     >>> number(1234567.0), number(0.0123456), number(3.0)
     ('1,234,567', '0.01235', '3')
     """
-    if value == round(value) and abs(value) < 1e15:
-        return f"{value:,.0f}"
-    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}"
+    return f"{value:,.0f}" if value == round(value) or abs(value) >= 10_000 else f"{value:.4g}"
 
 
 def duration(seconds: float) -> str:

@@ -11,8 +11,7 @@ from lipforge.errors import InputError
 if TYPE_CHECKING:  # torch takes seconds to import, and the command line reads a Threat before it needs torch
     from torch import Tensor
 
-Classifier = Callable[["Tensor"], "Tensor"]
-"""Images (N, C, H, W) in [0, 1] to logits (N, K)."""
+Classifier = Callable[["Tensor"], "Tensor"]  # images (N, C, H, W) in [0, 1] to logits (N, K)
 
 Norm = Literal["linf", "l2", "l1"]
 

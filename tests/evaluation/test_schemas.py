@@ -7,7 +7,7 @@ import pytest
 from lipforge.attacks import FGSM
 from lipforge.evaluation import evaluate, sweep, transfer
 from lipforge.results import RESULTS, record
-from lipforge.search.choose import search_ratio
+from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 from tests.schemas import SCHEMAS, problems
@@ -20,11 +20,11 @@ def _results():
     data = small_images(model, 12)
 
     def search(groups):
-        return search_ratio(
+        return choose_ratio(
             lambda setting: {"only": model},
             data,
-            FGSM(),
-            THREATS[0],
+            attack=FGSM(),
+            threat=THREATS[0],
             metric="non-adaptive",
             ratios=[0.5, 0.25],
             groups=groups,

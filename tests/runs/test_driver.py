@@ -18,7 +18,7 @@ from lipforge.errors import InputError, RunError
 from lipforge.evaluation import evaluate, sweep, transfer
 from lipforge.records import to_builtins
 from lipforge.runs import RunDir
-from lipforge.search.choose import search_ratio
+from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.evaluation.toys import labelled, linear
 
@@ -49,8 +49,15 @@ WORK: dict[str, Work] = {
     "evaluate": lambda model, data, run: evaluate(model, data, ATTACK, THREAT, run=run, shard_size=8),
     "sweep": lambda model, data, run: sweep({"a": model}, data, [ATTACK], [THREAT], run=run, shard_size=8),
     "transfer": lambda model, data, run: transfer(model, MODEL, data, ATTACK, THREAT, run=run, shard_size=8),
-    "search": lambda model, data, run: search_ratio(
-        lambda ratio: {"only": model}, data, ATTACK, THREAT, metric="union", ratios=[0.5], run=run, shard_size=8
+    "search": lambda model, data, run: choose_ratio(
+        lambda ratio: {"only": model},
+        data,
+        attack=ATTACK,
+        threat=THREAT,
+        metric="union",
+        ratios=[0.5],
+        run=run,
+        shard_size=8,
     ),
     "audit": lambda model, data, run: audit(model, MODEL, data, THREAT, plan=PLAN, run=run),
     "certify": lambda model, data, run: certify(model, data, n0=2, n=4000, run=run),

@@ -5,7 +5,7 @@ import pytest
 from lipforge.attacks import FGSM, Cascade
 from lipforge.evaluation import estimate, evaluate, sweep, transfer
 from lipforge.runs import RunDir, Watch
-from lipforge.search.choose import search_ratio
+from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 
@@ -26,7 +26,9 @@ def _transfer(model, data):
 
 def _search(model, data):
     views = lambda setting: {"only": model}  # noqa: E731
-    search_ratio(views, data, ATTACK, THREAT, metric="non-adaptive", ratios=[0.5], shard_size=10, rounds=2)
+    choose_ratio(
+        views, data, attack=ATTACK, threat=THREAT, metric="non-adaptive", ratios=[0.5], shard_size=10, rounds=2
+    )
 
 
 def _estimate(model, data):

@@ -9,7 +9,7 @@ from lipforge.errors import InputError, RunError
 from lipforge.records import to_json
 from lipforge.results import RatioScore, SearchResult, record
 from lipforge.runs import RunDir
-from lipforge.search.choose import search_ratio
+from lipforge.search.choose import choose_ratio
 from lipforge.search.score import label_of
 from tests.search.tilted import ATTACK, THREAT, Backwards, Tilted, task
 
@@ -27,7 +27,7 @@ def untimed(result: SearchResult) -> SearchResult:
 
 def search(**changes: Any) -> SearchResult:
     keywords: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01, 0.02, 0.04), "shard_size": 20, **changes}
-    return search_ratio(views, task(), ATTACK, THREAT, **keywords)
+    return choose_ratio(views, task(), attack=ATTACK, threat=THREAT, **keywords)
 
 
 def test_the_scores_are_those_of_the_closed_form_with_the_base_first():
@@ -65,7 +65,7 @@ def test_a_significantly_worse_ratio_is_stopped_and_says_after_how_many_images()
 
     def stopped(rounds: int) -> RatioScore:
         keywords: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01, 0.5), "shard_size": 20, "rounds": rounds}
-        return search_ratio(views, task(), ATTACK, THREAT, **keywords).scores[-1]
+        return choose_ratio(views, task(), attack=ATTACK, threat=THREAT, **keywords).scores[-1]
 
     assert (stopped(rounds=3).status, stopped(rounds=3).count) == ("stopped", 20)
     assert len(stopped(rounds=3).outcome) == 20
@@ -104,7 +104,7 @@ def test_what_is_pending_is_attacked_in_shards_and_every_outcome_gets_back_to_it
 
     settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "recheck": 1.0}
     settings.update(shard_size=20, rounds=1)
-    ratio = search_ratio(views, task(), ATTACK, THREAT, **settings).scores[1]
+    ratio = choose_ratio(views, task(), attack=ATTACK, threat=THREAT, **settings).scores[1]
     assert ratio.attacked > 40
     assert ratio.outcome.count("pgd") > 10
     assert ratio.robust == Tilted(0.04).robust(*task())
@@ -138,7 +138,7 @@ def test_progress_ends_with_the_accuracies_of_the_result(heard):
 )
 def test_rounds_are_whole_shards_and_about_as_many_each(heard, count, rounds, sizes):
     settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "shard_size": 20, "rounds": rounds}
-    search_ratio(views, task(count), ATTACK, THREAT, **settings)
+    choose_ratio(views, task(count), attack=ATTACK, threat=THREAT, **settings)
     assert [one.total for one in heard if "round" in one.label and "in full" not in one.label] == sizes
 
 
@@ -150,7 +150,7 @@ def test_what_the_searches_of_groups_break_counts_in_all_comparisons():
 
     def found(*groups: str) -> list[RatioScore]:
         settings: dict[str, Any] = {"metric": "non-adaptive", "ratios": (0.01,), "groups": groups, "shard_size": 60}
-        return list(search_ratio(views, task(), ATTACK, THREAT, **settings).scores)
+        return list(choose_ratio(views, task(), attack=ATTACK, threat=THREAT, **settings).scores)
 
     alone, scores = found(), found("a", "b")
     assert scores[0].robust_count < alone[0].robust_count
@@ -205,7 +205,14 @@ def test_the_cost_of_a_search_is_every_forward_of_every_model(groups):
         return {"only": made[-1]}
 
     x, y = task()
-    found = search_ratio(
-        counted, (x, y), ATTACK, THREAT, metric="non-adaptive", ratios=(0.01, 0.02), groups=groups, show_progress=False
+    found = choose_ratio(
+        counted,
+        (x, y),
+        attack=ATTACK,
+        threat=THREAT,
+        metric="non-adaptive",
+        ratios=(0.01, 0.02),
+        groups=groups,
+        show_progress=False,
     )
     assert found.forwards == sum(model.calls for model in made)

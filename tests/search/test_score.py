@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 
 from lipforge.results import RatioScore
-from lipforge.search.choose import search_ratio
+from lipforge.search.choose import choose_ratio
 from lipforge.search.score import (
     attacked_score,
     best_of,
@@ -88,5 +88,7 @@ def test_the_notes_of_attacks_are_named_by_their_ratio():
     def views(setting):
         return {"only": Flat(setting)}
 
-    found = search_ratio(views, task(12), ATTACK, THREAT, metric="non-adaptive", ratios=(0.5,), show_progress=False)
+    found = choose_ratio(
+        views, task(12), attack=ATTACK, threat=THREAT, metric="non-adaptive", ratios=(0.5,), show_progress=False
+    )
     assert any(note.startswith("base: 12 of 12 images had a gradient of exactly 0") for note in found.all_notes)

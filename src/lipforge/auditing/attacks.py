@@ -8,19 +8,17 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import APGD, Attack, Refine, Square
-from lipforge.attacks.queries import check_labels, is_misclassified, logits_of
+from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
 from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, REFINED, SQUARE, TRANSFER, Plan
+from lipforge.evaluation.robust import classified, unbroken
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
-MOST_ROUNDS = 20
-"""How often the side with fewer gradients per robust image is attacked again, at most."""
-NEARLY = 10
-"""A difference in gradients per robust image that is left as it is."""
-LONGEST = 100
-"""Steps of one restart that makes up for a difference, at most."""
+MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is attacked again, at most
+NEARLY = 10  # a difference in gradients per robust image that is left as it is
+LONGEST = 100  # steps of one restart that makes up for a difference, at most
 
 
 def attack_shard(
@@ -33,14 +31,10 @@ def attack_shard(
     watch: Callable[[str], None] = lambda stage: None,
 ) -> dict[str, Any]:
     """The outcome of each image of a shard on both sides, ready for JSON; `watch` is told each stage as it begins.
-
-    `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`.
-    """
+    `prepared` are base and candidate as the non-adaptive attack wants them: `plan.non_adaptive.prepared`."""
     started = time.perf_counter()
-    base, candidate = (
-        AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}")),
-        AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}")),
-    )
+    base = AttackedSide(pair.base, shard, threat, lambda stage: watch(f"base: {stage}"))
+    candidate = AttackedSide(pair.candidate, shard, threat, lambda stage: watch(f"candidate: {stage}"))
     found = _run_stages(base, candidate, prepared, plan)
     summaries = {"base": base.summary(), "candidate": candidate.summary()}
     return {**summaries, **found, "seconds": time.perf_counter() - started}
@@ -49,11 +43,8 @@ def attack_shard(
 def _run_stages(
     base: "AttackedSide", candidate: "AttackedSide", prepared: tuple[Classifier, Classifier], plan: Plan
 ) -> dict[str, Any]:
-    """Run all stages in order, both sides alike.
-
-    Gives whether both are the `same` function, on which images the candidate withstands the points `transferred` from
-    the base's non-adaptive attack, and what float64 changed (`double`).
-    """
+    """Run all stages in order, both sides alike: whether both are the `same` function, on which images the candidate
+    withstands the points `transferred` from the base's non-adaptive attack, and what float64 changed (`double`)."""
     sides, views, seed = (base, candidate), list(candidate.side.views), plan.seed
     for side, classifier in zip(sides, prepared, strict=True):
         side.attack(NON_ADAPTIVE, classifier, plan.non_adaptive, seed=seed)
@@ -72,18 +63,13 @@ def _run_stages(
 
 
 class AttackedSide:
-    """One side of the audit on one shard: which images are robust, what broke the others, and what that took.
-
-    `images` are the strongest points found so far. Labels that the classifier does not know and NaN are errors.
-    """
+    """One side of the audit on one shard: which images are robust, what broke the others, and what that took. `images`
+    are the strongest points found so far. Labels that the classifier does not know and NaN are errors."""
 
     def __init__(self, side: Side, shard: Shard, threat: Threat, watch: Callable[[str], None] = lambda stage: None):
         self.side, self.shard, self.threat, self.watch = side, shard, threat, watch
-        with torch.no_grad():
-            self.clean_logits = logits_of(side.classifier, shard.x, shard.ids)
-        check_labels(shard.y, self.clean_logits.shape[1])
-        correct = (self.clean_logits.argmax(dim=1) == shard.y).tolist()
-        self.outcome = [ROBUST if right else MISCLASSIFIED for right in correct]
+        self.clean_logits, correct = classified(side.classifier, shard)
+        self.outcome = unbroken(correct)
         self.images = shard.x.clone()
         self.forwards = len(shard.x)
         self.backwards = torch.zeros(len(shard.x), dtype=torch.int64)
@@ -108,7 +94,6 @@ class AttackedSide:
 
     @property
     def best(self) -> Classifier:
-        """That view itself, for the attacks that use only one."""
         return self.side.views[self.best_name]
 
     def attack(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
@@ -118,8 +103,7 @@ class AttackedSide:
             return
         self.watch(stage)
         at = torch.tensor(positions, device=self.shard.x.device)
-        x, y, ids = self.shard.at(at)
-        clean = self.clean_logits[at]
+        (x, y, ids), clean = self.shard.at(at), self.clean_logits[at]
         result = attack.run(classifier, x, y, threat=self.threat, seed=seed, sample_ids=ids, clean_logits=clean)
         self.images[at] = result.images
         self.forwards += int(result.forwards.sum())
@@ -132,15 +116,11 @@ class AttackedSide:
 
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""
-        found: list[bool] = (~is_misclassified(self.side.classifier, images, self.shard.y)).tolist()
-        return found
+        return [not wrong for wrong in is_misclassified(self.side.classifier, images, self.shard.y).tolist()]
 
     def summary(self) -> dict[str, Any]:
-        """What the report needs of this side, ready for JSON.
-
-        `early_stopped` counts by stage the images that are robust at the end and that the stage stopped early;
-        `always_early_stopped` counts those that every gradient attack did.
-        """
+        """What the report needs of this side, ready for JSON; `early_stopped` counts by stage the images robust at the
+        end that the stage stopped early, `always_early_stopped` those that every gradient attack did."""
         robust = set(self.robust)
         stages = (NON_ADAPTIVE, *self.side.views, LONGER)
         return {
@@ -183,10 +163,8 @@ def equal_budget(base: AttackedSide, candidate: AttackedSide, seed: int) -> None
 
 def attack_in_double(base: AttackedSide, candidate: AttackedSide, seed: int) -> dict[str, int] | None:
     """The images that decide, robust on one side only, once more in float64: a verdict must not be one of rounding.
-
-    `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees.
-    None for a side that cannot be converted.
-    """
+    `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees. None
+    for a side that cannot be converted."""
     decide = sorted(set(base.robust) ^ set(candidate.robust))
     sides = [(side, in_double(side.side.classifier)) for side in (base, candidate)] if decide else []
     modules = [(side, model) for side, model in sides if model is not None]
@@ -208,21 +186,16 @@ def _break_in_double(side: AttackedSide, model: nn.Module, positions: list[int],
         return 0
     at = torch.tensor(positions, device=side.shard.x.device)
     x, y, ids = side.shard.at(at)
+    view: Classifier | None = in_double(side.best)
+    if view is None:
+        # A borrowed gradient is a function, which cannot be converted; what it is made of can, if that is a module.
+        source = in_double(side.side.sources[side.best_name])
+        view = model if source is None else borrow(model, source)
     attack = APGD(steps=20, loss="margin")
-    result = attack.run(_best_in_double(side, model), x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
+    result = attack.run(view, x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
     side.backwards[positions] += result.backwards.cpu()
     side.gradients[DOUBLE] = int(result.backwards.sum())
     start, before = side.shard.x.clone(), side.robust
     start[at] = result.images.to(start.dtype)
     side.attack(DOUBLE, side.side.classifier, Refine(start[before], steps=0), seed=seed)
     return len(before) - len(side.robust)
-
-
-def _best_in_double(side: AttackedSide, model: nn.Module) -> Classifier:
-    """The best view in float64; `model`, the side's own classifier in float64, if its source is no module."""
-    view = in_double(side.best)
-    if view is not None:
-        return view
-    # A borrowed gradient is a function, which cannot be converted; what it is made of can.
-    source = in_double(side.side.sources[side.best_name])
-    return model if source is None else borrow(model, source)

@@ -1,11 +1,9 @@
 """The paper's checklist against masked gradients, and ours: measurements on a few images, and checks with evidence.
-
-Unless a check says otherwise it is about the candidate, on the first images of the audit; counts are of images.
-"""
+Unless a check says otherwise it is about the candidate, on the first images of the audit; counts are of images."""
 
 import copy
+import itertools
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -22,21 +20,13 @@ from lipforge.results import CertifyResult, Check, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
-FURTHEST = 96 / 255
-"""The last radius of the linf sweep, as in the paper; other norms go to 12 times eps, which is 96/255 for 8/255."""
-DIRECTIONS = 8
-"""Random directions that a step along the gradient must beat."""
-FREQUENCY = 0.95
-"""Inputs that are forged to zero at least this often lose their weights in the "+ Weight" variant."""
-ALONE = 0.005
-"""Share of the images that a weaker attack may break alone: two attacks of equal strength differ by chance."""
-ALONG = 0.9
-"""Share of images on which the gradient must beat random directions."""
-UNEVEN, FEW = 0.1, 20
-"""Share of the gradients by which one side may have had fewer, and how many fewer whatever the share: the float64
-attack on the images that decide."""
-TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")
-"""What two certificates must share to be compared."""
+FURTHEST = 96 / 255  # the last radius of the linf sweep, as in the paper; other norms go to 12 times eps
+DIRECTIONS = 8  # random directions that a step along the gradient must beat
+FREQUENCY = 0.95  # inputs that are forged to zero at least this often lose their weights in the "+ Weight" variant
+ALONE = 0.005  # share of images that a weaker attack may break alone: attacks of equal strength differ by chance
+ALONG = 0.9  # share of images on which the gradient must beat random directions
+UNEVEN, FEW = 0.1, 20  # share by which one side may have had fewer gradients, and how many: the float64 attack's
+TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")  # what certificates must share
 
 
 def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str, Any]:
@@ -46,8 +36,7 @@ def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str
     def robust(classifier: Classifier, attack: Attack, radius: float = threat.eps) -> list[bool]:
         x, y, ids = shard
         result = attack.run(classifier, x, y, threat=Threat(threat.norm, radius), seed=seed, sample_ids=ids)
-        found: list[bool] = (~result.broken).tolist()
-        return found
+        return [not broken for broken in result.broken.tolist()]
 
     pgd, cw = PGD(steps=20, loss="margin"), CW(steps=30)
     crafted = cw.run(base, shard.x, shard.y, threat=threat, seed=seed, sample_ids=shard.ids).images
@@ -77,29 +66,23 @@ def radii(threat: Threat) -> list[float]:
     [8, 16, 32, 64, 96]
     """
     last = max(FURTHEST, threat.eps) if norms.of(threat).box else 12 * threat.eps
-    found = []
-    radius = threat.eps
-    while radius < last * (1 - 1e-9):
-        found.append(radius)
-        radius *= 2
-    return [*found, last]
+    doubled = (threat.eps * 2**number for number in itertools.count())
+    return [*itertools.takewhile(lambda radius: radius < last * (1 - 1e-9), doubled), last]
 
 
 def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int) -> list[bool]:
     """For each image, whether a step along the gradient lowers the margin more than every random step of that size."""
     (x, y, ids), norm = shard, norms.of(threat)
-    gradient = _gradient(classifier, x, y, margin_loss)
-    with torch.no_grad():
 
-        def loss_along(direction: Tensor) -> Tensor:
-            return margin_loss(classifier(norm.step(x, direction, threat.eps, x, threat.eps)), y)
+    @torch.no_grad()
+    def loss_along(direction: Tensor) -> Tensor:
+        return margin_loss(classifier(norm.step(x, direction, threat.eps, x, threat.eps)), y)
 
-        best = torch.full_like(y, -torch.inf, dtype=x.dtype)
-        for number in range(DIRECTIONS):
-            noise = rng.normal(seed, ids, stream="audit-directions", shape=x.shape[1:], counter=number, dtype=x.dtype)
-            best = torch.maximum(best, loss_along(noise))
-        found: list[bool] = (loss_along(gradient) > best).tolist()
-    return found
+    best = torch.full_like(y, -torch.inf, dtype=x.dtype)
+    for number in range(DIRECTIONS):
+        noise = rng.normal(seed, ids, stream="audit-directions", shape=x.shape[1:], counter=number, dtype=x.dtype)
+        best = torch.maximum(best, loss_along(noise))
+    return list((loss_along(_gradient(classifier, x, y, margin_loss)) > best).tolist())
 
 
 def _zero_gradients(classifier: Classifier, shard: Shard) -> list[int]:
@@ -128,11 +111,8 @@ def _weight_variant(pair: Pair, x: Tensor) -> tuple[nn.Module, int] | None:
 
 
 def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> tuple[Check, ...]:
-    """The checks on the first images, from their measurements.
-
-    `non_adaptive` are the images that are robust to the non-adaptive attack, `transfer` those that are robust to the
-    adversarial images of the base; both of all images of the audit.
-    """
+    """The checks on the first images, from their measurements; `non_adaptive` and `transfer` say of all images of the
+    audit whether they are robust to the non-adaptive attack and to the adversarial images of the base."""
     count = len(measured["fgsm"])
     return (
         white_box(non_adaptive[:count], measured["square"]),
@@ -148,16 +128,12 @@ def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfe
 
 def white_box(non_adaptive: Sequence[bool], square: Sequence[bool]) -> Check:
     """Square, without gradients, must not break what the non-adaptive attack leaves."""
-    alone = _only(square, non_adaptive)
-    text = (
-        f"the non-adaptive attack leaves {sum(non_adaptive)} of {len(non_adaptive)}, square {sum(square)}; "
-        f"square alone breaks {alone}"
-    )
+    alone, left = _only(square, non_adaptive), f"{sum(non_adaptive)} of {len(non_adaptive)}"
+    text = f"the non-adaptive attack leaves {left}, square {sum(square)}; square alone breaks {alone}"
     return Check("white box at least as strong as black box", alone <= ALONE * len(non_adaptive), text)
 
 
 def one_step(fgsm: Sequence[bool], pgd: Sequence[bool]) -> Check:
-    """PGD must leave no more than FGSM."""
     text = f"FGSM leaves {sum(fgsm)} of {len(fgsm)}, PGD with 20 steps {sum(pgd)}"
     return Check("iterative at least as strong as one step", sum(pgd) <= sum(fgsm), text)
 
@@ -165,7 +141,7 @@ def one_step(fgsm: Sequence[bool], pgd: Sequence[bool]) -> Check:
 def sweep(points: Sequence[Sequence[float]], count: int) -> Check:
     """PGD must break more with every radius, and everything at the last."""
     left = [int(robust) for _, robust in points]
-    falls = all(far <= near for near, far in pairwise(left))
+    falls = all(far <= near for near, far in itertools.pairwise(left))
     text = ", ".join(f"{robust:.0f} at {255 * radius:.3g}/255" for radius, robust in points)
     return Check("accuracy falls to 0 as eps grows", falls and left[-1] == 0, f"of {count}: {text}")
 
@@ -173,10 +149,8 @@ def sweep(points: Sequence[Sequence[float]], count: int) -> Check:
 def transferred(non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> Check:
     """The base's adversarial images must not break what the candidate's own gradients leave; on all images."""
     alone, share = _only(transfer, non_adaptive), ALONE * len(non_adaptive)
-    text = (
-        f"images crafted on the base leave {sum(transfer)} of {len(transfer)}, on the candidate {sum(non_adaptive)}; "
-        f"the base's alone break {alone}"
-    )
+    left = f"{sum(transfer)} of {len(transfer)}, on the candidate {sum(non_adaptive)}"
+    text = f"images crafted on the base leave {left}; the base's alone break {alone}"
     return Check("own gradients at least as strong as transfer from the base", alone <= share, text)
 
 
@@ -188,15 +162,12 @@ def weight_variant(measured: Mapping[str, Any], count: int) -> Check:
     if not measured["columns"]:
         return Check(name, None, "no input is forged to zero at least 95 % of the time, so no column is zeroed")
     base, weight, candidate = measured["base_pgd"], measured["weight"], measured["candidate_pgd"]
-    text = (
-        f"{measured['columns']} columns zeroed; PGD with 20 steps leaves base {base}, weight {weight}, "
-        f"forged {candidate} of {count}"
-    )
+    left = f"base {base}, weight {weight}, forged {candidate} of {count}"
+    text = f"{measured['columns']} columns zeroed; PGD with 20 steps leaves {left}"
     return Check(name, weight >= base, text)
 
 
 def carlini_wagner(cw: Sequence[bool], transfer: Sequence[bool]) -> Check:
-    """CW on the candidate must leave no more than the images that CW crafted on the base."""
     text = f"CW leaves {sum(cw)} of {len(cw)}, its images crafted on the base {sum(transfer)}"
     return Check("CW at least as strong as transfer", sum(cw) <= sum(transfer), text)
 
@@ -208,18 +179,15 @@ def along_the_gradient(better: Sequence[bool]) -> Check:
 
 
 def zero_gradients(counts: Sequence[int], count: int) -> Check:
-    """No image may have an input gradient of exactly 0."""
     images, entries, size = counts
     text = f"{images} of {count} images have a gradient of exactly 0; {100 * entries / max(size, 1):.2f} % of entries"
     return Check("no input gradient is exactly 0", images == 0, text)
 
 
 def equal_effort(spent: Sequence[tuple[int, float, int, float]]) -> Check:
-    """Both sides must have had as many gradients per robust image, on all images.
-
-    `spent` has for each shard the images that are robust on the base and their mean gradients, then the candidate's.
-    Shards weigh the same on both sides, so that a shard in which only one side has robust images does not count.
-    """
+    """Both sides must have had as many gradients per robust image, on all images. `spent` has for each shard the images
+    robust on the base and their mean gradients, then the candidate's. A shard weighs the same on both sides, so that
+    one in which only one side has robust images does not count."""
     name = "both sides had as many gradients per robust image"
     weights = [min(base, candidate) for base, _, candidate, _ in spent]
     if not any(weights):
@@ -238,22 +206,17 @@ def attack_flags(notes: Sequence[Note]) -> Check:
 
 
 def precision(counts: Mapping[str, int] | None) -> Check:
-    """Images that decide must not depend on rounding."""
     name = "float64 agrees with float32 on the images that decide"
     if counts is None:
         return Check(name, None, "a classifier that is no module cannot be converted")
-    text = (
-        f"{counts['decide']} images decide; float64 puts {counts['flips']} broken ones right and breaks "
-        f"{counts['broken']} more"
-    )
-    return Check(name, counts["flips"] == 0 and counts["broken"] == 0, text)
+    decide, flips, broken = counts["decide"], counts["flips"], counts["broken"]
+    text = f"{decide} images decide; float64 puts {flips} broken ones right and breaks {broken} more"
+    return Check(name, flips == broken == 0, text)
 
 
 def smoothing(results: Sequence[CertifyResult], base: str, candidate: str) -> Check:
-    """Certified accuracy of the candidate must be no lower than the base's, where a run has both on the same terms.
-
-    `base` and `candidate` are the digests of the models: certificates of others, or at another ratio, do not count.
-    """
+    """Certified accuracy of the candidate must be no lower than the base's, where a run has both on the same terms; the
+    digests `base` and `candidate` say whose: certificates of other models, or at another ratio, do not count."""
     name = "certified accuracy no lower than the base's"
     ones, others = ([each for each in results if each.model_digest == digest] for digest in (base, candidate))
     if not ones or not others:
@@ -270,10 +233,8 @@ def smoothing(results: Sequence[CertifyResult], base: str, candidate: str) -> Ch
     ]
     if not found:
         return Check(name, None, "the certificates of the two have no radius in common")
-    text = ", ".join(
-        f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found
-    )
-    return Check(name, all(b >= a for *_, a, b in found), f"base and candidate: {text}")
+    texts = [f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found]
+    return Check(name, all(b >= a for *_, a, b in found), f"base and candidate: {', '.join(texts)}")
 
 
 def _only(weak: Sequence[bool], strong: Sequence[bool]) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -17,14 +17,12 @@ from lipforge.types import Classifier
 
 @dataclass(frozen=True)
 class Side:
-    """A classifier, and views with its logits, bit for bit, and other gradients, by name and in the order to try them.
-
-    `sources` are the classifiers whose gradients the views pass on: a view made by `borrow` does not show its source.
-    """
+    """A classifier, and views with its logits, bit for bit, and other gradients, by name and in the order to try them;
+    `sources` are the classifiers whose gradients they pass on, which a view made by `borrow` does not show."""
 
     classifier: Classifier
-    views: Mapping[str, Classifier] = field(default_factory=dict)
-    sources: Mapping[str, Classifier] = field(default_factory=dict)
+    views: Mapping[str, Classifier]
+    sources: Mapping[str, Classifier]
 
 
 @dataclass(frozen=True)
@@ -44,18 +42,18 @@ def forged_pair(model: nn.Module) -> Pair:
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
     """Any two classifiers; `surrogates` give gradients for the candidate, whose own logits decide on success."""
-    taken = [name for name in surrogates or {} if name in RESERVED]
-    if taken:
+    surrogates = surrogates or {}
+    if taken := [name for name in surrogates if name in RESERVED]:
         raise InputError(
             f"surrogates must have names of their own; {taken[0]!r} is taken, as are {', '.join(sorted(RESERVED))}"
         )
-    for name, classifier in {"base": base, "candidate": candidate, **(surrogates or {})}.items():
+    for name, classifier in {"base": base, "candidate": candidate, **surrogates}.items():
         if not callable(classifier):
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
-    views = {OWN: candidate, **{name: borrow(candidate, source) for name, source in (surrogates or {}).items()}}
-    return _pair(base, candidate, views, {OWN: candidate, **(surrogates or {})}, None)
+    views = {OWN: candidate, **{name: borrow(candidate, source) for name, source in surrogates.items()}}
+    return _pair(base, candidate, views, {OWN: candidate, **surrogates}, None)
 
 
 def _pair(
@@ -75,10 +73,8 @@ def _pair(
 
 
 def borrow(judge: Classifier, source: Classifier) -> Classifier:
-    """A classifier with the logits of `judge`, bit for bit, and the gradients of `source`.
-
-    A gradient costs a forward through both and a backward through the source.
-    """
+    """A classifier with the logits of `judge`, bit for bit, and the gradients of `source`; one costs a forward through
+    both and a backward through the source."""
 
     def borrowed(x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):

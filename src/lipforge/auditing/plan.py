@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 from lipforge.attacks import APGD, Attack, AttackState, TargetedAPGD, autoattack, fast, margin, spelled
 from lipforge.errors import InputError
@@ -26,10 +26,8 @@ RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_nam
 
 @dataclass(frozen=True)
 class EarlyStopped(Attack):
-    """`first` on all images, then each of `then` on those whose margin came below `near` times the clean margin.
-
-    The others are early-stopped: with `near` 1 those whose margin did not come down at all, with math.inf none.
-    """
+    """`first` on all images, then each of `then` on those whose margin came below `near` times the clean margin. The
+    others are early-stopped: with `near` 1 those whose margin did not come down at all, with math.inf none."""
 
     name: ClassVar[str] = "early-stopped"
     first: Attack
@@ -61,10 +59,9 @@ class Plan:
     """The attacks of an audit, the same for base and candidate; `audit_plan` makes one for fast or for standard.
 
     `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
-    each on the images that are still robust. `refine` are steps from the adversarial images of the opposite side.
-    `square` is a number of queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict
-    of no change says that the difference is smaller. `check_images` images go through the checklist, with
-    `check_queries` queries each for Square.
+    each on the images that are still robust. `refine` are steps from the adversarial images of the opposite side,
+    `square` queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change
+    says that it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square.
     """
 
     non_adaptive: Attack
@@ -90,20 +87,20 @@ class Plan:
             raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
 
 
-@dataclass(frozen=True)
-class Version:
-    """How hard the adaptive attacks of a version try, and from which share of the clean margin on."""
+class Version(NamedTuple):
+    """How hard the adaptive attacks of a version try, and from which share of the clean margin on: steps and restarts
+    of APGD; steps, targets and restarts of the two targeted attacks, the second of them longer."""
 
-    steps: int
-    restarts: int
-    targets: int
-    longer_steps: int
-    longer_targets: int
-    longer_restarts: int
+    apgd: tuple[int, int]
+    targeted: tuple[int, int, int]
+    longer: tuple[int, int, int]
     near: float
 
 
-VERSIONS = {"fast": Version(20, 1, 2, 50, 2, 1, near=0.3), "standard": Version(100, 2, 9, 200, 3, 2, near=math.inf)}
+VERSIONS = {
+    "fast": Version((20, 1), (20, 2, 1), (50, 2, 1), near=0.3),
+    "standard": Version((100, 2), (100, 9, 1), (200, 3, 2), near=math.inf),
+}
 
 
 def audit_plan(
@@ -125,23 +122,19 @@ def audit_plan(
     if classes < 2:
         raise InputError(f"classes must be at least 2, got {classes}")
     form = VERSIONS[version]
+    steps, restarts = form.apgd
     # Margin first: it breaks most, so that the others have little left to do.
-    first, *others = (
-        APGD(steps=form.steps, restarts=form.restarts, loss=loss) for loss in ("margin", "ce", "dlr")[:classes]
+    first, *others = (APGD(steps=steps, restarts=restarts, loss=loss) for loss in ("margin", "ce", "dlr")[:classes])
+    targeted, longer = (
+        TargetedAPGD(steps=length, targets=min(targets, classes - 1), restarts=again, loss="margin", order="nearest")
+        for length, targets, again in (form.targeted, form.longer)
     )
-    targeted = _targeted(form.steps, form.targets, 1, classes)
-    longer = _targeted(form.longer_steps, form.longer_targets, form.longer_restarts, classes)
     return Plan(
         non_adaptive=fast() if version == "fast" else autoattack(),
         adaptive=EarlyStopped(first, (targeted, *others), form.near),
-        longer=EarlyStopped(APGD(steps=form.steps, loss="margin"), (longer,), form.near),
+        longer=EarlyStopped(APGD(steps=steps, loss="margin"), (longer,), form.near),
         square=square,
         margin=margin,
         seed=seed,
         shard_size=shard_size,
     )
-
-
-def _targeted(steps: int, targets: int, restarts: int, classes: int) -> TargetedAPGD:
-    targets = min(targets, classes - 1)
-    return TargetedAPGD(steps=steps, targets=targets, restarts=restarts, loss="margin", order="nearest")

@@ -2,32 +2,21 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, overload
+from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor, nn
 
 from lipforge.attacks import attack_text, norms
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
-from lipforge.auditing.checks import measure
 from lipforge.auditing.pairs import Pair, classes_of, forged_pair, pair_of
 from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan, stage_names
 from lipforge.auditing.verdict import decide
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
-from lipforge.evaluation.robust import prepared_once
-from lipforge.results import (
-    MISCLASSIFIED,
-    ROBUST,
-    AuditNote,
-    AuditReport,
-    AuditRow,
-    CertifyResult,
-    Check,
-    Effort,
-    Note,
-    merge_notes,
-)
+from lipforge.evaluation.robust import joined, prepared_once, setting_of
+from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, merge_notes
+from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
 from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
 from lipforge.runs.identity import model_identity
 from lipforge.statistics import paired
@@ -38,35 +27,25 @@ Data = ImageData | tuple[Tensor, Tensor]
 SIDES = ("base", "candidate")
 
 
-@overload
-def audit(
-    model: nn.Module,
-    data: Data,
-    threat: Threat,
-    /,
-    *,
-    plan: Plan | None = None,
-    run: RunDir | None = None,
-    name: str = "",
-    identity: Mapping[str, Any] | None = None,
-    show_progress: bool | None = None,
-) -> AuditReport: ...
+class Options(TypedDict, total=False):
+    """What both forms of `audit` take by name."""
+
+    plan: Plan | None
+    run: RunDir | None
+    name: str
+    identity: Mapping[str, Any] | None
+    show_progress: bool | None
+
+
+class PairOptions(Options, total=False):
+    surrogates: Mapping[str, Classifier] | None
 
 
 @overload
+def audit(model: nn.Module, data: Data, threat: Threat, /, **options: Unpack[Options]) -> AuditReport: ...
+@overload
 def audit(
-    base: Classifier,
-    candidate: Classifier,
-    data: Data,
-    threat: Threat,
-    /,
-    *,
-    surrogates: Mapping[str, Classifier] | None = None,
-    plan: Plan | None = None,
-    run: RunDir | None = None,
-    name: str = "",
-    identity: Mapping[str, Any] | None = None,
-    show_progress: bool | None = None,
+    base: Classifier, candidate: Classifier, data: Data, threat: Threat, /, **options: Unpack[PairOptions]
 ) -> AuditReport: ...
 
 
@@ -84,35 +63,25 @@ def audit(
     `audit(model, data, threat)` compares a forged model with itself without forged functions; its BPDA views come by
     themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
     gradients might get past a defence of the candidate. Both sides face the same attacks, images and random starts.
-    With `run` every shard is kept, so that the same call again resumes and torchrun's ranks share the work. `identity`
-    adds what a resumed call must agree on; a classifier or surrogate that is no module needs it.
+    With `run` every shard is kept: the same call again resumes, and torchrun's ranks share the work. `identity` adds
+    what a resumed call must agree on; a classifier or surrogate that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
     data = as_data(data)
     plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, data))
-    _check_identity(pair, identity, in_run=run is not None)
+    unknown = [name for name, classifier in _classifiers(pair).items() if not isinstance(classifier, nn.Module)]
+    if run is not None and unknown and not identity:  # a function has only its name
+        raise InputError(
+            f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
+            f"so that a run is not resumed with another; it is needed for {', '.join(unknown)}"
+        )
+    models, size = (pair.candidate.classifier, pair.base.classifier), plan.shard_size
     experiment = Experiment.open(
-        data,
-        pair.candidate.classifier,
-        pair.base.classifier,
-        run=run,
-        shard_size=plan.shard_size,
-        identity=identity,
-        show_progress=show_progress,
+        data, *models, run=run, shard_size=size, identity=identity, show_progress=show_progress
     )
-    shards = _attack(experiment, pair, threat, plan)
-    measured = _measure(experiment, pair, threat, plan)
-    about = {
-        "model": name,
-        "data": data.name,
-        "count": len(data),
-        "threat": str(threat),
-        "norm": threat.norm,
-        "eps": threat.eps,
-        "seed": plan.seed,
-        "non_adaptive_attack": attack_text(plan.non_adaptive),
-        "margin": plan.margin,
-    }
+    shards, measured = _attack(experiment, pair, threat, plan), _measure(experiment, pair, threat, plan)
+    about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
+    about |= {"model": name, "count": len(data), "non_adaptive_attack": about.pop("attack"), "margin": plan.margin}
     report = gather(shards, measured, _smoothing_check(pair, run), about, list(pair.candidate.views), plan)
     return experiment.finish(f"audit__{_slug(threat)}", report)
 
@@ -132,18 +101,7 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
     return forged_pair(subject[0]), subject[1], subject[2]
 
 
-def _check_identity(pair: Pair, identity: Mapping[str, Any] | None, *, in_run: bool) -> None:
-    """Raise if a run has a classifier that is no module and nobody says what it is: a function has only its name."""
-    unknown = [name for name, classifier in _classifiers(pair).items() if not isinstance(classifier, nn.Module)]
-    if in_run and unknown and not identity:
-        raise InputError(
-            f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
-            f"so that a run is not resumed with another; it is needed for {', '.join(unknown)}"
-        )
-
-
 def _classifiers(pair: Pair) -> dict[str, Classifier]:
-    """All classifiers of an audit, by name."""
     sources = {name: each for name, each in pair.candidate.sources.items() if name not in (OWN, TRANSFERRED)}
     surrogates = {f"surrogate {name}": source for name, source in sources.items()}
     return {"base": pair.base.classifier, "candidate": pair.candidate.classifier, **surrogates}
@@ -158,8 +116,6 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
 
 
 def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> list[dict[str, Any]]:
-    """What the attacks found, shard by shard."""
-
     base, candidate = (
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
     )
@@ -179,14 +135,14 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
         return None
     name, config = f"audit-checks__{_slug(threat)}", _config(pair, threat, plan)
     task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=len(first))
-    found = experiment.work(
-        task, lambda shard: measure(pair, shard, threat=threat, plan=plan), positions=first, title="checks"
-    )
-    return found[0]
+
+    def measure(shard: Shard) -> dict[str, Any]:
+        return checks.measure(pair, shard, threat=threat, plan=plan)
+
+    return experiment.work(task, measure, positions=first, title="checks")[0]
 
 
 def _smoothing_check(pair: Pair, run: RunDir | None) -> Check:
-    """The check of the certificates that a run holds."""
     found = []
     if run is not None:
         for result in run.results():
@@ -206,13 +162,14 @@ def gather(
     plan: Plan,
 ) -> AuditReport:
     """The report that the shards of an audit make up; `about` are its fields that no shard knows."""
-    base, candidate = (_joined(shards, side, "outcome") for side in SIDES)
+    sides = {side: [shard[side] for shard in shards] for side in SIDES}
+    base, candidate = (joined(sides[side], "outcome") for side in SIDES)
     stages = stage_names(views, square=plan.square > 0)
     clean, non_adaptive, union = (
         paired(_robust(base, upto), _robust(candidate, upto)) for upto in ([], [NON_ADAPTIVE], stages)
     )
     decision = decide(union, non_adaptive, same=all(shard["same"] for shard in shards), margin=plan.margin)
-    notes = _notes(shards)
+    notes = _notes(sides, len(base))
     return AuditReport(
         verdict=decision.verdict,
         sentence=decision.sentence,
@@ -222,14 +179,14 @@ def gather(
         union=union,
         rows=_rows(base, candidate, stages, shards),
         checks=(*_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes), smoothing),
-        base_effort=_effort(shards, "base"),
-        candidate_effort=_effort(shards, "candidate"),
+        base_effort=_effort(sides["base"]),
+        candidate_effort=_effort(sides["candidate"]),
         base_outcome=tuple(base),
         candidate_outcome=tuple(candidate),
         notes=notes,
         seconds=sum(shard["seconds"] for shard in shards),
-        base_early_stopped=sum(shard["base"]["always_early_stopped"] for shard in shards),
-        candidate_early_stopped=sum(shard["candidate"]["always_early_stopped"] for shard in shards),
+        base_early_stopped=sum(side["always_early_stopped"] for side in sides["base"]),
+        candidate_early_stopped=sum(side["always_early_stopped"] for side in sides["candidate"]),
         **about,
     )
 
@@ -240,12 +197,11 @@ def _checks(
     non_adaptive: list[bool],
     notes: Sequence[AuditNote],
 ) -> tuple[Check, ...]:
-    transfer = [right for shard in shards for right in shard["transferred"]]
     counts = [shard["double"] for shard in shards]
     double = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
     flags = [note.note for note in notes if (note.side, note.attack) == ("candidate", NON_ADAPTIVE)]
     return (
-        *(checks.checklist(measured, non_adaptive, transfer) if measured is not None else ()),
+        *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
         checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.attack_flags(flags),
         checks.precision(double),
@@ -272,10 +228,10 @@ def _robust(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
     return [word == ROBUST or word not in (*stages, MISCLASSIFIED) for word in outcome]
 
 
-def _effort(shards: Sequence[Mapping[str, Any]], side: str) -> Effort:
-    spent = [_spent(shard[side]) for shard in shards]
+def _effort(parts: Sequence[Mapping[str, Any]]) -> Effort:
+    spent = [_spent(part) for part in parts]
     robust, total = sum(count for count, _ in spent), sum(count * mean for count, mean in spent)
-    forwards, backwards = sum(shard[side]["forwards"] for shard in shards), sum(_joined(shards, side, "backwards"))
+    forwards, backwards = sum(part["forwards"] for part in parts), sum(joined(parts, "backwards"))
     return Effort(forwards, backwards, total / robust if robust else 0.0)
 
 
@@ -286,18 +242,13 @@ def _spent(summary: Mapping[str, Any]) -> tuple[int, float]:
     return len(found), sum(found) / len(found) if found else 0.0
 
 
-def _notes(shards: Sequence[Mapping[str, Any]]) -> tuple[AuditNote, ...]:
+def _notes(sides: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> tuple[AuditNote, ...]:
     """The notes of each attack on each side, added up over the shards."""
     notes: dict[tuple[str, str], list[Note]] = {}
-    for side in SIDES:
-        for stage, note in _joined(shards, side, "notes"):
+    for side, parts in sides.items():
+        for stage, note in joined(parts, "notes"):
             notes.setdefault((side, stage), []).append(Note(**note))
-    total = len(_joined(shards, "base", "outcome"))
     return tuple(AuditNote(*where, note) for where, found in notes.items() for note in merge_notes(found, total))
-
-
-def _joined(shards: Sequence[Mapping[str, Any]], side: str, key: str) -> list[Any]:
-    return [item for shard in shards for item in shard[side][key]]
 
 
 def _slug(threat: Threat) -> str:

@@ -42,11 +42,8 @@ def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: f
 
 
 def images_needed(union: Comparison, margin: float) -> int:
-    """How many images would decide, if the shares of gained and lost images stay as they are.
-
-    Either the difference shows (McNemar's test, with 80 % power), or the interval comes to lie within the margin:
-    whichever takes fewer images.
-    """
+    """How many images would decide, if the shares of gained and lost images stay as they are: whichever takes fewer, a
+    difference that shows (McNemar's test, with 80 % power) or an interval within the margin."""
     shows = images_to_decide(union)
     wanted = [shows] if shows is not None else []
     if abs(union.difference) < margin:
@@ -68,8 +65,6 @@ def _images_within(union: Comparison, margin: float) -> int:
 
 
 def _points(comparison: Comparison) -> str:
-    low, high = comparison.interval
-    return (
-        f"{points(comparison.difference)} points [{points(low)}, {points(high)}] "
-        f"(n = {comparison.count}, {comparison.gained} gained, {comparison.lost} lost)"
-    )
+    low, high = map(points, comparison.interval)
+    counts = f"n = {comparison.count}, {comparison.gained} gained, {comparison.lost} lost"
+    return f"{points(comparison.difference)} points [{low}, {high}] ({counts})"

@@ -6,9 +6,8 @@ The first n0 draws choose a class; n fresh draws bound its probability from belo
 beforehand and nothing is stopped early, so the confidence is the one that was asked for.
 
 The noise of draw j of image i depends on (seed, stream, i, j) alone: not on the batch, the order, the worker or the
-model. So two models that are certified with one seed face the same noise, and an interrupted run resumes as if it had
-not been interrupted. Selection and estimation use different streams: estimating on the draws that chose the class would
-void the confidence.
+model. So two models certified with one seed face the same noise, and a run that is resumed gives the same claims.
+Selection and estimation use different streams: estimating on the draws that chose the class would void the confidence.
 """
 
 import math
@@ -29,24 +28,19 @@ from lipforge.runs import Experiment, RunDir, Shard, digest_of, slug
 from lipforge.statistics import SAFETY, check_alpha, lower_bound
 from lipforge.types import Classifier
 
-Labelled = ImageData | tuple[Tensor, Tensor]
-"""A data set with labels, or an (images, labels) pair."""
+Labelled = ImageData | tuple[Tensor, Tensor]  # a data set with labels, or an (images, labels) pair
 
 BATCH_SIZE = 256
-SHARD_DRAWS = 20_000
-"""Draws that make a shard: what an interruption can lose. With n = 100,000 a shard is one image."""
-MOST_DRAWS = 2**32
-"""Draws are numbered in the low word of a sample id, images in the high word."""
+SHARD_DRAWS = 20_000  # draws that make a shard: what an interruption can lose. With n = 100,000 a shard is one image
+MOST_DRAWS = 2**32  # draws are numbered in the low word of a sample id, images in the high word
 SELECTION, ESTIMATION = "smoothing-selection", "smoothing-estimation"
 
 
 @dataclass(frozen=True)
 class Smoothing:
-    """How to smooth and how sure to be; the defaults are those of Cohen et al. on CIFAR-10.
-
-    `only_correct` estimates nothing for images whose selected class is wrong: they abstain. That cannot change
-    certified accuracy, which counts correct answers only.
-    """
+    """How to smooth and how sure to be; the defaults are those of Cohen et al. on CIFAR-10. `only_correct` estimates
+    nothing for images whose selected class is wrong: they abstain. That cannot change certified accuracy, which counts
+    correct answers only."""
 
     sigma: float = 0.25
     n0: int = 100
@@ -103,7 +97,10 @@ def certify(
     share the shards. `identity` adds what a resumed call must agree on; a classifier that is no module needs it.
     """
     smoothing = Smoothing(sigma, n0, n, alpha, seed, only_correct)
-    chosen = check_radii(default_radii(sigma) if radii is None else radii)
+    chosen = default_radii(sigma) if radii is None else tuple(radii)
+    for radius in chosen:
+        if not (math.isfinite(radius) and radius >= 0):
+            raise InputError(f"radii must be finite and not negative, got {radius}")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     experiment = Experiment.open(data, classifier, run=run, identity=identity, show_progress=show_progress)
@@ -111,12 +108,11 @@ def certify(
     name, size = task_name(label, smoothing), max(1, SHARD_DRAWS // (n0 + n))
     config = {**asdict(smoothing), "skip": skip}
     task = experiment.task(name, {"model": classifier}, config, positions=positions, shard_size=size)
-    shards = experiment.work(
-        task,
-        lambda shard: _certify_shard(classifier, shard, smoothing, batch_size),
-        positions=positions,
-        title=f"certifying {label}",
-    )
+
+    def compute(shard: Shard) -> dict[str, Any]:
+        return _certify_shard(classifier, shard, smoothing, batch_size)
+
+    shards = experiment.work(task, compute, positions=positions, title=f"certifying {label}")
     images = tuple(CertifiedImage(**row) for shard in shards for row in shard["images"])
     result = CertifyResult(
         label=label,
@@ -179,9 +175,7 @@ def radius_of(probability: float, sigma: float) -> float:
     >>> radius_of(0.99, sigma=0.25)
     0.581586
     """
-    if probability <= 0.5:
-        return 0.0
-    return int(sigma * float(ndtri(probability)) * (1 - SAFETY) * 1e6) / 1e6
+    return int(sigma * float(ndtri(probability)) * (1 - SAFETY) * 1e6) / 1e6 if probability > 0.5 else 0.0
 
 
 def default_radii(sigma: float) -> tuple[float, ...]:
@@ -193,16 +187,7 @@ def default_radii(sigma: float) -> tuple[float, ...]:
     return tuple(sigma * step / 2 for step in range(8))
 
 
-def check_radii(radii: Sequence[float]) -> tuple[float, ...]:
-    """The radii as given, or an error unless they are finite and not negative."""
-    for radius in radii:
-        if not (math.isfinite(radius) and radius >= 0):
-            raise InputError(f"radii must be finite and not negative, got {radius}")
-    return tuple(radii)
-
-
 def _positions(data: ImageData, skip: int, limit: int | None) -> range:
-    """The positions of every `skip`-th image of `data`, at most `limit` of them."""
     if skip < 1 or (limit is not None and limit < 1):
         raise InputError(f"skip and limit must be at least 1, got skip={skip}, limit={limit}")
     if len(data) == 0:
@@ -212,8 +197,7 @@ def _positions(data: ImageData, skip: int, limit: int | None) -> range:
 
 def _certify_shard(classifier: Classifier, shard: Shard, smoothing: Smoothing, batch_size: int) -> dict[str, Any]:
     """The claims for the images of a shard, ready for JSON, with the passes and seconds they took."""
-    started = time.perf_counter()
-    labels = shard.y
+    started, labels = time.perf_counter(), shard.y
     counts = _count_classes(classifier, shard, smoothing, SELECTION, smoothing.n0, batch_size)
     if not 0 <= int(labels.min()) <= int(labels.max()) < counts.shape[1]:
         raise InputError(f"labels must lie in [0, {counts.shape[1]}), the model's classes, got {labels.tolist()}")
@@ -235,8 +219,7 @@ def _claim(smoothing: Smoothing, index: int, label: int, selected: int, hits: in
     draws = smoothing.n if kept else 0
     p_lower = lower_bound(hits, draws, smoothing.alpha) if kept else 0.0
     # At one half or below another class may be as probable: nothing can be claimed.
-    prediction = selected if p_lower > 0.5 else None
-    radius = radius_of(p_lower, smoothing.sigma)
+    prediction, radius = selected if p_lower > 0.5 else None, radius_of(p_lower, smoothing.sigma)
     return CertifiedImage(index, label, prediction, radius, p_lower, selected, hits, draws)
 
 
@@ -244,10 +227,7 @@ def _claim(smoothing: Smoothing, index: int, label: int, selected: int, hits: in
 def _count_classes(
     classifier: Classifier, shard: Shard, smoothing: Smoothing, stream: str, draws: int, batch_size: int
 ) -> Tensor:
-    """Counts (N, K): how many of `draws` noisy copies of each image fall into each class.
-
-    Batches run through the draws of all images, so they are full whatever the number of draws.
-    """
+    """Counts (N, K): how many of `draws` noisy copies of each image fall into each class, in full batches of both."""
     counts: Tensor | None = None
     for part in torch.split(torch.arange(len(shard.x) * draws, device=shard.x.device), batch_size):
         at = part // draws

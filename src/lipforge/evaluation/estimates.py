@@ -19,8 +19,7 @@ from lipforge.runs import Experiment, Watch
 from lipforge.types import Classifier, Threat
 
 PROBE = 8
-SHORT = 0.5
-"""Seconds: passes that take less are timed on more images."""
+SHORT = 0.5  # seconds: passes that take less are timed on more images
 
 
 def estimate(
@@ -49,7 +48,8 @@ def estimate(
     with progress(f"{label}: probe of {len(x)} images", None, show=show_progress, status=watch):
         result = attack.run(classifier, x, y, threat=threat, seed=seed, sample_ids=ids, watch=watch)
     forwards, backwards = result.forwards.tolist(), result.backwards.tolist()
-    forward_rate = rate(lambda images: _forward(classifier, images), x, batch_size)
+    with torch.no_grad():
+        forward_rate = rate(classifier, x, batch_size)
     gradient_rate = rate(lambda images: _gradient(classifier, images), x, batch_size)
     seconds = [(f - b) / forward_rate + b / gradient_rate for f, b in zip(forwards, backwards, strict=True)]
     mean = statistics.mean(seconds)
@@ -91,11 +91,6 @@ def rate(work: Callable[[Tensor], Tensor], x: Tensor, most: int) -> float:
         if seconds > SHORT or size == most:
             return size / seconds
         size = min(4 * size, most)
-
-
-@torch.no_grad()
-def _forward(classifier: Classifier, images: Tensor) -> Tensor:
-    return classifier(images)
 
 
 def _gradient(classifier: Classifier, images: Tensor) -> Tensor:

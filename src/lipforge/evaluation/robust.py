@@ -4,7 +4,6 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, get_args
 
 import torch
@@ -18,23 +17,13 @@ from lipforge.batching import ImageData, ImageSource, batches, check_eval, devic
 from lipforge.errors import InputError
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
-from lipforge.results import (
-    MISCLASSIFIED,
-    ROBUST,
-    CleanResult,
-    Note,
-    RobustResult,
-    Stage,
-    common_order,
-    merge_notes,
-    numbered,
-)
+from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
+from lipforge.results.evaluation import common_order, numbered
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
 
-BATCH_SIZE = 100
-"""Images per batch, and per shard unless told otherwise: a divisor of the counts that people evaluate."""
+BATCH_SIZE = 100  # images per batch, and per shard unless told otherwise: a divisor of the counts that people evaluate
 
 
 def evaluate(
@@ -58,8 +47,8 @@ def evaluate(
 
     With `run` every shard is kept: the same call again resumes, other processes may help, and torchrun's ranks share
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
-    `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run.
-    `save_images` keeps the adversarial images beside each shard, as float32.
+    `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run. `save_images`
+    keeps the adversarial images beside each shard, as float32.
     """
     shard_size = batch_size if shard_size is None else shard_size
     if batch_size < 1 or shard_size < 1:
@@ -68,36 +57,30 @@ def evaluate(
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
     if save_images and run is None:
         raise InputError("save_images needs a run directory to keep the images in; pass run=RunDir.open(path)")
-    text = attack_text(attack)
     experiment = Experiment.open(
         data, classifier, run=run, shard_size=shard_size, identity=identity, show_progress=show_progress
     )
     config = {**attack_config(attack, threat, seed), "batch_size": batch_size}
-    name = task_name(label, text, threat, seed)
+    name = task_name(label, attack_text(attack), threat, seed)
     task = experiment.task(name, {"model": classifier}, config, complete=has_images if save_images else None)
     watch, prepared = Watch(), prepared_once(experiment, attack, classifier)
 
     def attacked(shard: Shard) -> dict[str, Any]:
-        keep = (lambda images: save_shard(task, shard, images)) if save_images else None
-        return attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch=watch, keep=keep)
+        found, images = attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch)
+        if save_images:
+            content = save({"images": images})
+            write_whole(task.path(int(shard.ids[0]) // task.size, ".safetensors"), content)
+            found["images"] = hashlib.sha256(content).hexdigest()
+        return found
 
     shards = experiment.work(task, attacked, title=label, status=watch)
-    outcome, stages = tuple(joined(shards, "outcome")), merge_stages(shards)
     result = RobustResult(
         label=label,
         model=model_name,
-        data=experiment.data.name,
-        attack=text,
-        threat=str(threat),
-        norm=threat.norm,
-        eps=threat.eps,
-        seed=seed,
-        **accuracies(outcome, interval),
-        outcome=outcome,
-        stages=stages,
-        **totals(shards),
+        **setting_of(experiment, attack, threat, seed),
+        **summary(shards, method=interval),
+        stages=merge_stages(shards),
         early_stopped=len(joined(shards, "early_stopped")),
-        notes=merge_notes(read_notes(shards), len(outcome)),
         interval_method=interval,
         data_digest=experiment.data_digest,
     )
@@ -105,38 +88,28 @@ def evaluate(
 
 
 def attack_shard(
-    classifier: Classifier,
-    shard: Shard,
-    attack: Attack,
-    threat: Threat,
-    seed: int,
-    batch_size: int,
-    *,
-    watch: Watch | None = None,
-    keep: Callable[[Tensor], dict[str, str]] | None = None,
-) -> dict[str, Any]:
-    """What became of a shard's images, attacked batch by batch, ready for JSON; `keep` gets the adversarial images."""
+    classifier: Classifier, shard: Shard, attack: Attack, threat: Threat, seed: int, batch_size: int, watch: Watch
+) -> tuple[dict[str, Any], Tensor]:
+    """What became of a shard's images, attacked batch by batch, ready for JSON, and the adversarial images."""
     parts, images = [], []
     for batch in shard.split(batch_size):
         started = time.perf_counter()
         result = attack.run(classifier, *batch[:2], threat=threat, seed=seed, sample_ids=batch.ids, watch=watch)
-        parts.append(
-            {
-                "outcome": result.outcome,
-                "correct": len(batch.x) - result.outcome.count(MISCLASSIFIED),
-                "early_stopped": batch.ids[result.early_stopped].tolist(),
-                "stages": to_builtins(result.stages),
-                **spent(result, started),
-            }
-        )
+        part = {
+            "outcome": result.outcome,
+            "correct": len(batch.x) - result.outcome.count(MISCLASSIFIED),
+            "early_stopped": batch.ids[result.early_stopped].tolist(),
+            "stages": to_builtins(result.stages),
+        }
+        parts.append({**part, **spent(result, started)})
         images.append(result.images.cpu())
-    return {
-        **(keep(torch.cat(images)) if keep is not None else {}),
+    found = {
         "correct": sum(part["correct"] for part in parts),
         **totals(parts),
         **{name: joined(parts, name) for name in ("outcome", "early_stopped", "notes")},
         "stages": to_builtins(merge_stages(parts)),
     }
+    return found, torch.cat(images)
 
 
 def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
@@ -155,16 +128,39 @@ def attack_config(attack: Attack, threat: Threat, seed: int) -> dict[str, Any]:
 
 
 def prepared_once(experiment: Experiment, attack: Attack, classifier: Classifier) -> Callable[[], Classifier]:
-    """What the attack searches on, made when it is first asked for: a folded copy is made once per run, not per batch.
-
-    It is checked on the first images of the data, so it does not depend on which shards are left to compute.
-    """
+    """What the attack searches on, made when it is first asked for: a folded copy is made once per run, not per batch,
+    and checked on the first images of the data, whatever shards are left to compute."""
     count = min(CHECKED, len(experiment.data))
     return functools.cache(lambda: attack.prepared(classifier, experiment.read(range(count)).x))
 
 
+@torch.no_grad()
+def classified(classifier: Classifier, shard: Shard) -> tuple[Tensor, Tensor]:
+    """The logits (N, K) of the clean images, and which of them (N,) are classified correctly."""
+    logits = logits_of(classifier, shard.x, shard.ids)
+    check_labels(shard.y, logits.shape[1])
+    return logits, logits.argmax(dim=1) == shard.y
+
+
+def unbroken(correct: Tensor) -> list[str]:
+    return [ROBUST if right else MISCLASSIFIED for right in correct.tolist()]
+
+
+def setting_of(experiment: Experiment, attack: Attack, threat: Threat, seed: int) -> dict[str, Any]:
+    """What was run on which data: fields that results of attacks share."""
+    threats = {"threat": str(threat), "norm": threat.norm, "eps": threat.eps}
+    return {"data": experiment.data.name, "attack": attack_text(attack), **threats, "seed": seed}
+
+
+def summary(parts: Sequence[Mapping[str, Any]], name: str = "outcome", method: Method = "clopper-pearson") -> Any:
+    """What the parts add up to: fields that results of attacks share, of the outcomes that have that name."""
+    outcome = tuple(joined(parts, name))
+    notes = merge_notes([Note(**note) for note in joined(parts, "notes")], len(outcome))
+    return {**accuracies(outcome, method), **totals(parts), "outcome": outcome, "notes": notes}
+
+
 def accuracies(outcome: Sequence[str], method: Method = "clopper-pearson") -> dict[str, Any]:
-    """Count, clean and robust accuracy with intervals: the fields that every result has."""
+    """Count, clean and robust accuracy, with intervals."""
     count = len(outcome)
     correct, robust = count - outcome.count(MISCLASSIFIED), outcome.count(ROBUST)
     return {
@@ -187,7 +183,6 @@ def spent(result: AttackResult, started: float) -> dict[str, Any]:
 
 
 def totals(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The sums of passes and seconds."""
     return {name: sum(part[name] for part in parts) for name in ("forwards", "backwards", "seconds")}
 
 
@@ -196,51 +191,24 @@ def joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     return [item for part in parts for item in part[name]]
 
 
-def read_notes(parts: Sequence[Mapping[str, Any]]) -> list[Note]:
-    """All notes of the parts."""
-    return [Note(**note) for note in joined(parts, "notes")]
-
-
 def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
-    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`.
-
-    Where no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that
-    it lacks with what it had left.
-    """
+    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`. Where
+    no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that it
+    lacks with what it had left."""
     lists = [numbered([Stage(**stage) for stage in part["stages"]]) for part in parts]
     left = [int(part["correct"]) for part in parts]
     merged = []
     for key in common_order([list(stages) for stages in lists]):
-        found = [stages[key] for stages in lists if key in stages]
         left = [stages[key].robust if key in stages else before for stages, before in zip(lists, left, strict=True)]
-        merged.append(
-            Stage(
-                attack=key[0],
-                robust=sum(left),
-                forwards=sum(stage.forwards for stage in found),
-                backwards=sum(stage.backwards for stage in found),
-                seconds=sum(stage.seconds for stage in found),
-            )
-        )
+        cost = totals([vars(stages[key]) for stages in lists if key in stages])
+        merged.append(Stage(attack=key[0], robust=sum(left), **cost))
     return tuple(merged)
-
-
-def save_shard(task: Task, shard: Shard, images: Tensor) -> dict[str, str]:
-    """Write a shard's adversarial images beside it, and give their digest."""
-    content = save({"images": images})
-    write_whole(images_path(task, int(shard.ids[0])), content)
-    return {"images": hashlib.sha256(content).hexdigest()}
-
-
-def images_path(task: Task, first: int) -> Path:
-    """Where the adversarial images of the shard that begins with the image `first` are."""
-    return task.path(first // task.size, ".safetensors")
 
 
 def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:
     """Whether the adversarial images of a finished shard are there, and are the ones it was written with."""
     try:
-        content = images_path(task, images.start).read_bytes()
+        content = task.path(images.start // task.size, ".safetensors").read_bytes()
     except FileNotFoundError:
         return False
     return hashlib.sha256(content).hexdigest() == shard.get("images")
@@ -256,17 +224,15 @@ def clean_accuracy(
 ) -> CleanResult:
     """The share of `data` that `model` classifies correctly; `data` must carry labels."""
     check_eval(model)
-    device = device_of(model)
+    device, count = device_of(model), 0
     correct = torch.zeros((), dtype=torch.int64, device=device)
-    count = 0
-    with torch.no_grad(), progress(label, image_count(data), show=show_progress) as step:
+    with progress(label, image_count(data), show=show_progress) as step:
         for batch in batches(data, batch_size):
             if batch.labels is None:
                 raise InputError("data must carry labels: pass a data set or an (images, labels) pair")
             ids = torch.arange(batch.first, batch.first + len(batch.images))
-            logits, labels = logits_of(model, batch.images.to(device), ids), batch.labels.to(device)
-            check_labels(labels, logits.shape[1])
-            correct += (logits.argmax(dim=1) == labels).sum()
+            shard = Shard(batch.images.to(device), batch.labels.to(device), ids)
+            correct += classified(model, shard)[1].sum()
             count += len(batch.images)
             step(len(batch.images))
     found = int(correct)

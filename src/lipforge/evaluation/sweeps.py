@@ -1,20 +1,17 @@
 """Accuracy over many eps and attacks in one run: the layout of the paper's FGSM/PGD and CW tables."""
 
-import functools
 import itertools
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lipforge.attacks import FGSM, Attack, attack_text
-from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import accuracies, joined, prepared_once, read_notes, spent, task_name, totals
-from lipforge.results import MISCLASSIFIED, ROBUST, Note, SweepResult, SweepRow, merge_notes
+from lipforge.evaluation.robust import classified, prepared_once, spent, summary, task_name, totals, unbroken
+from lipforge.results import Note, SweepResult, SweepRow
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of, slug
 from lipforge.types import Classifier, Threat
 
@@ -72,7 +69,6 @@ def _rows(
     seed: int,
     carry: bool,
 ) -> list[SweepRow]:
-    """One classifier against one attack, over all eps."""
     text, last = attack_text(attack), threats[-1]
     eps = [threat.eps for threat in threats]
     config = {"attack": text, "norm": last.norm, "eps": eps, "seed": seed, "carry": carry}
@@ -81,26 +77,14 @@ def _rows(
     prepared = prepared_once(experiment, attack, classifier)
 
     def swept(shard: Shard) -> dict[str, Any]:
-        return {"eps": sweep_shard(prepared(), shard, attack, threats, seed, carry=carry, watch=watch)}
+        return {"eps": sweep_shard(prepared(), shard, attack, threats, seed, carry, watch)}
 
     shards = experiment.work(task, swept, title=f"{label}, {text}", status=watch)
     rows = []
     for place, threat in enumerate(threats):
         parts = [shard["eps"][place] for shard in shards]
-        outcome = tuple(joined(parts, "outcome"))
-        rows.append(
-            SweepRow(
-                label=label,
-                attack=text,
-                threat=str(threat),
-                eps=threat.eps,
-                **accuracies(outcome),
-                carried=sum(part["carried"] for part in parts),
-                **totals(parts),
-                outcome=outcome,
-                notes=merge_notes(read_notes(parts), len(outcome)),
-            )
-        )
+        carried = sum(part["carried"] for part in parts)
+        rows.append(SweepRow(label, text, str(threat), threat.eps, carried=carried, **summary(parts)))
     return rows
 
 
@@ -110,27 +94,22 @@ def sweep_shard(
     attack: Attack,
     threats: Sequence[Threat],
     seed: int,
-    *,
     carry: bool,
-    watch: Watch | None = None,
+    watch: Watch,
 ) -> list[dict[str, Any]]:
     """For each eps, rising, what became of these images, ready for JSON; the clean images are classified once."""
-    with torch.no_grad():
-        clean = logits_of(classifier, shard.x, shard.ids)
-    check_labels(shard.y, clean.shape[1])
-    correct = clean.argmax(dim=1) == shard.y
-    unbroken = [ROBUST if right else MISCLASSIFIED for right in correct.tolist()]
-    robust, outcome = correct.clone(), list(unbroken)
+    clean, correct = classified(classifier, shard)
+    robust, outcome = correct.clone(), unbroken(correct)
     records: list[dict[str, Any]] = []
     for threat in threats:
         if not carry:
-            robust, outcome = correct.clone(), list(unbroken)
+            robust, outcome = correct.clone(), unbroken(correct)
         started, at = time.perf_counter(), robust.nonzero().squeeze(1)
         carried = int((correct & ~robust).sum())
-        part = shard.at(at)
+        x, y, ids = shard.at(at)
         result = attack.run(
-            classifier, *part[:2], threat=threat, seed=seed, sample_ids=part.ids, clean_logits=clean[at],
-            watch=functools.partial(_tell, watch, threat),
+            classifier, x, y, threat=threat, seed=seed, sample_ids=ids, clean_logits=clean[at],
+            watch=lambda name: watch(f"{name}, {threat}"),  # noqa: B023  # called in this round only
         )  # fmt: skip
         robust[at] = ~result.broken
         for place, word in zip(at.tolist(), result.outcome, strict=True):
@@ -138,11 +117,6 @@ def sweep_shard(
         records.append({"carried": carried, "outcome": list(outcome), **spent(result, started)})
     records[0]["forwards"] += len(shard.x)  # the clean images
     return records
-
-
-def _tell(watch: Watch | None, threat: Threat, attack: str) -> None:
-    if watch is not None:
-        watch(f"{attack}, {threat}")
 
 
 def suspicions(rows: Sequence[SweepRow], attacks: Sequence[Attack]) -> list[Note]:

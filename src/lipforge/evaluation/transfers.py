@@ -9,24 +9,13 @@ from lipforge.attacks import Attack, attack_text, norms, refine
 from lipforge.attacks.queries import is_misclassified
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import (
-    accuracies,
-    attack_config,
-    joined,
-    prepared_once,
-    read_notes,
-    spent,
-    task_name,
-    totals,
-)
+from lipforge.evaluation.robust import attack_config, prepared_once, setting_of, spent, summary, task_name
 from lipforge.records import to_builtins
-from lipforge.results import MISCLASSIFIED, ROBUST, Note, TransferResult, merge_notes
+from lipforge.results import MISCLASSIFIED, ROBUST, Note, TransferResult
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch
 from lipforge.types import Classifier, Threat
 
-REFINE = 20
-"""Steps up the source's margin loss after the attack, where nobody says otherwise."""
-
+REFINE = 20  # steps up the source's margin loss after the attack, where nobody says otherwise
 TRANSFER = "transfer"
 
 
@@ -47,16 +36,14 @@ def transfer(
     """How `target` fares against the images that `attack` crafts on `source`.
 
     Attacks stop just across the source's boundary, where a point says little about another classifier. So each point is
-    refined: `refine` steps of a tenth of eps down the source's margin, and the point with the smallest margin counts.
-    `refine` = 0 takes the attack's points as they are, as the paper did.
+    refined: `refine` steps (0 in the paper) of a tenth of eps down the source's margin; the least margin counts.
     """
     if refine < 0:
         raise InputError(f"refine must be at least 0, got {refine}")
     if refine and not norms.of(threat).has("steepest_step"):
         raise InputError(f"points cannot be refined in {threat.norm}; refine=0 takes the attack's points as they are")
     experiment = Experiment.open(data, source, target, run=run, shard_size=shard_size, show_progress=show_progress)
-    text = attack_text(attack)
-    name = f"transfer__{task_name('-to-'.join(names), text, threat, seed)}"
+    name = f"transfer__{task_name('-to-'.join(names), attack_text(attack), threat, seed)}"
     config = {**attack_config(attack, threat, seed), "refine": refine}
     task = experiment.task(name, {"source": source, "target": target}, config)
     watch = Watch(lambda shard: dict(zip(names, (shard["source"], shard["target"]), strict=True)))
@@ -66,33 +53,21 @@ def transfer(
         return transfer_shard(prepared(), source, target, shard, attack, threat, seed, refine, watch)
 
     shards = experiment.work(task, crafted, title=f"{names[0]} to {names[1]}", status=watch)
-    on_source, on_target = (tuple(joined(shards, side)) for side in ("source", "target"))
-    from_source = accuracies(on_source)
-    shared = [
-        end
-        for start, end in zip(on_source, on_target, strict=True)
-        if MISCLASSIFIED not in (start, end) and start != ROBUST
-    ]
+    on_source, on_target = (summary(shards, side) for side in ("source", "target"))
+    pairs = zip(on_source["outcome"], on_target["outcome"], strict=True)
+    shared = [end for start, end in pairs if MISCLASSIFIED not in (start, end) and start != ROBUST]
     result = TransferResult(
         source=names[0],
         target=names[1],
-        attack=text,
-        threat=str(threat),
-        norm=threat.norm,
-        eps=threat.eps,
+        **setting_of(experiment, attack, threat, seed),
         refine=refine,
-        data=experiment.data.name,
-        seed=seed,
-        source_clean_accuracy=from_source["clean_accuracy"],
-        source_robust_accuracy=from_source["robust_accuracy"],
-        source_interval=from_source["interval"],
-        **accuracies(on_target),
+        source_clean_accuracy=on_source["clean_accuracy"],
+        source_robust_accuracy=on_source["robust_accuracy"],
+        source_interval=on_source["interval"],
+        source_outcome=on_source["outcome"],
+        **on_target,
         shared=len(shared),
         transferred=shared.count(TRANSFER),
-        **totals(shards),
-        outcome=on_target,
-        source_outcome=on_source,
-        notes=merge_notes(read_notes(shards), len(on_target)),
         name=name,
     )
     return experiment.finish(name, result)
@@ -125,13 +100,10 @@ def transfer_shard(
         cost["notes"].append(to_builtins(Note("not_refined", text, stuck, len(at))))
     cost["forwards"] += 2 * len(shard.x) + refined.forwards * len(at)
     cost["backwards"] += refined.backwards * len(at)
-    on_target = _on_target(target, shard, crafted)
-    return {**cost, "source": on_source, "target": on_target, "seconds": time.perf_counter() - started}
-
-
-def _on_target(target: Classifier, shard: Shard, crafted: Tensor) -> list[str]:
     device = device_of(target) if isinstance(target, nn.Module) else shard.x.device
-    clean, broken = (is_misclassified(target, x.to(device), shard.y.to(device)).tolist() for x in (shard.x, crafted))
-    return [
-        MISCLASSIFIED if wrong else TRANSFER if fooled else ROBUST for wrong, fooled in zip(clean, broken, strict=True)
+    clean, broken = (is_misclassified(target, x.to(device), shard.y.to(device)) for x in (shard.x, crafted))
+    on_target = [
+        MISCLASSIFIED if wrong else TRANSFER if fooled else ROBUST
+        for wrong, fooled in zip(clean.tolist(), broken.tolist(), strict=True)
     ]
+    return {**cost, "source": on_source, "target": on_target, "seconds": time.perf_counter() - started}

@@ -27,9 +27,7 @@ from lipforge.results.evaluation import (
 from lipforge.results.search import RatioScore, SearchResult, Setting
 from lipforge.statistics import Comparison
 
-FORMAT = 2
-"""The version of the JSON of results and run directories."""
-
+FORMAT = 2  # the version of the JSON of results and run directories
 OLDER = (
     "was written in format {found} by another version of lipforge, this one has format {format}: read it with the "
     "version that wrote it, or run the command again with a new run directory"

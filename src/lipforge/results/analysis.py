@@ -17,20 +17,16 @@ class LayerReport:
     """One site. None where a figure does not apply: no adversarial images, or not a conv or linear layer.
 
     `bound` and `threshold` are the largest over channels. `max_slope` is the mask's largest derivative and `jump` the
-    leap of its output at the threshold: with a jump the site has no Lipschitz constant at all.
-
-    Shares of activations, over all images: `zero_*` are 0 already, `suppressed_*` are not but are changed by the mask.
-    The share that the paper calls pruned is their sum.
+    leap of its output at the threshold: with a jump the site has no Lipschitz constant at all. Of the activations of
+    all images, the share `zero_*` is 0 already and `suppressed_*` is not but is changed by the mask; the paper's pruned
+    share is their sum.
 
     `sigma` is the layer's largest singular value, at its real input size, with its relative residual. `ratio_forged`
     is that of the layer without the inputs that an image's mask zeroes (scaled, for a graded mask), over `sigma`.
     `ratio_active` is the same for the plain model, without the inputs that are 0 anyway: what forging adds is the
-    difference between the two. Eigenvalues of W^T W have the squares of these ratios.
-
-    `gershgorin` bounds `sigma` from above by row sums, `gershgorin_forged` the masked one.
-
-    `gain_*` is |out' - out| / |in' - in| in l2 between clean and adversarial images; for `gain_forged` the input is
-    taken before the mask, in the forged model.
+    difference between the two. Eigenvalues of W^T W have the squares of these ratios. `gershgorin` bounds `sigma` from
+    above by row sums, `gershgorin_forged` the masked one. `gain_*` is |out' - out| / |in' - in| in l2 between clean and
+    adversarial images; for `gain_forged` the input is taken before the mask, in the forged model.
     """
 
     name: str
@@ -55,12 +51,11 @@ class LayerReport:
 
 @dataclass(frozen=True)
 class ProductBound:
-    """The product of the sites' largest singular values (eq. 6), as its decimal logarithm.
+    """The product of the sites' largest singular values (eq. 6), as its decimal logarithm: without masks, and the
+    largest that any image's masks leave in the plain (`active`) and in the forged model.
 
-    `log10_plain` is without masks. `log10_active` and `log10_forged` are the largest product that any image's masks
-    leave, in the plain and in the forged model. None of them bounds the network: it leaves out stem, head, shortcuts,
-    norms and attention, a residual block x + f(x) has 1 + L(f) and not L(f), and masks that differ between two inputs
-    are no linear map. It compares masks with no masks, and nothing else.
+    None of them bounds the network: stem, head, shortcuts, norms and attention are left out, a residual block x + f(x)
+    has 1 + L(f) and not L(f), and masks that differ between two inputs are no linear map. They compare masks alone.
     """
 
     sites: int
@@ -73,9 +68,8 @@ class ProductBound:
 class NetworkReport:
     """The whole network from image to logits, in l2.
 
-    `gain_*` is |logits' - logits| / |x' - x| between clean and adversarial images. `jacobian_*` is the largest
-    singular value of the Jacobian at the clean images: the exact local slope, which for a step mask does not see the
-    jumps. None with too many classes.
+    `gain_*` is |logits' - logits| / |x' - x| between clean and adversarial images. `jacobian_*` is the largest singular
+    value of the Jacobian at the clean images (None with too many classes): the local slope, blind to a mask's jumps.
     """
 
     gain_plain: Spread | None

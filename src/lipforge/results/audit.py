@@ -42,8 +42,7 @@ class Check:
 class AuditRow:
     """How many images are robust after this attack and all above it, the difference of the shares, and the gradients.
 
-    `base_early_stopped` and `candidate_early_stopped` count images that are robust at the end and that this attack
-    stopped early, because they were far from the boundary.
+    `*_early_stopped` count images, robust at the end, that this attack stopped early: they were far from the boundary.
     """
 
     attack: str
@@ -83,8 +82,7 @@ class AuditReport:
 
     `non_adaptive` and `union` compare the two image by image, under the non-adaptive attack and under the union of all
     attacks; the verdict is about `union`. The outcomes have for each image the attack that broke it, "robust" or
-    "misclassified". `base_early_stopped` and `candidate_early_stopped` count robust images that every gradient attack
-    stopped early.
+    "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early.
     """
 
     kind: ClassVar[str] = "audit"
@@ -116,7 +114,6 @@ class AuditReport:
 
     @property
     def exit_code(self) -> int:
-        """The exit code of `lipforge audit`."""
         return VERDICTS[self.verdict].exit_code
 
     @property
@@ -129,14 +126,11 @@ class AuditReport:
         """How many robust images every gradient attack stopped early; nothing if there are none."""
         if not self.base_early_stopped and not self.candidate_early_stopped:
             return ""
-        base, candidate = self.base_outcome.count(ROBUST), self.candidate_outcome.count(ROBUST)
-        return (
-            "robust images that every gradient attack stopped early: "
-            f"base {self.base_early_stopped} of {base}, candidate {self.candidate_early_stopped} of {candidate}"
-        )
+        base = f"base {self.base_early_stopped} of {self.base_outcome.count(ROBUST)}"
+        candidate = f"candidate {self.candidate_early_stopped} of {self.candidate_outcome.count(ROBUST)}"
+        return f"robust images that every gradient attack stopped early: {base}, {candidate}"
 
     def __str__(self) -> str:
-        """The sentence, failed checks, the attacks, the effort, all checks, the notes."""
         sides = f"{'base':>10} {'candidate':>10}"
         lines = [self.sentence, *(f"failed check: {check}" for check in self.failed_checks), ""]
         lines.append(f"{'% robust after':<30} {sides} {'difference':>11}   gradients: {sides}")

@@ -13,8 +13,7 @@ class CertifiedImage:
     """What can be claimed of one image: inside the open l2 ball of `radius` the smoothed class is `prediction`.
 
     `prediction` is None where the smoothed classifier abstains. `selected` is the class that the first n0 draws chose;
-    `hits` of `draws` further draws fell into it, so its probability is at least `p_lower`, except with probability
-    alpha.
+    `hits` of `draws` more fell into it: its probability is at least `p_lower`, except with probability alpha.
     """
 
     index: int
@@ -43,10 +42,8 @@ class CurvePoint:
 
 @dataclass(frozen=True)
 class CertifyResult:
-    """Certified accuracy of one smoothed classifier.
-
-    Each image's claim is wrong with probability at most alpha, so of `count` claims at most alpha * count are expected
-    to be. The intervals of the curve are about the choice of images, at 95 %.
+    """Certified accuracy of one smoothed classifier. Each image's claim is wrong with probability at most alpha, so of
+    `count` claims at most alpha * count are expected to be. The curve's 95 % intervals are about the choice of images.
     """
 
     kind: ClassVar[str] = "certify"
@@ -69,7 +66,6 @@ class CertifyResult:
     data_digest: str = ""
 
     def certified(self, radius: float) -> list[bool]:
-        """For each image, whether it is certified at `radius`."""
         return [image.certified(radius) for image in self.images]
 
     def at(self, radius: float) -> CurvePoint:
@@ -85,7 +81,6 @@ class CertifyResult:
 
 
 def curve_point(images: Sequence[CertifiedImage], radius: float) -> CurvePoint:
-    """Certified accuracy of these images at one radius."""
     certified = sum(image.certified(radius) for image in images)
     return CurvePoint(radius, certified, certified / len(images), clopper_pearson(certified, len(images)))
 

@@ -45,7 +45,6 @@ class GalleryItem:
 
     @property
     def broken(self) -> bool:
-        """Whether the perturbation took the model away from the true class."""
         return self.before == self.label != self.after
 
 

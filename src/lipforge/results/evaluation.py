@@ -9,9 +9,7 @@ from lipforge.text import share_text
 
 ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
-
-SQUARE_SHARE = 0.002
-"""The share of images that Square may break after gradient attacks before that is worth a note, as in AutoAttack."""
+SQUARE_SHARE = 0.002  # images that Square may break after gradient attacks before it is worth a note, as in AutoAttack
 
 
 @dataclass(frozen=True)
@@ -59,8 +57,7 @@ class Stage:
     seconds: float
 
 
-StageKey = tuple[str, int]
-"""An attack's name, and how often it came before in its cascade: a cascade may hold one twice."""
+StageKey = tuple[str, int]  # an attack's name, and how often it came before in its cascade, which may hold one twice
 
 
 def numbered(stages: Iterable[Stage]) -> dict[StageKey, Stage]:
@@ -106,9 +103,9 @@ class RobustResult:
     """How a classifier fared against one attack.
 
     `outcome` has for each image "robust", "misclassified" (before any attack) or the attack that broke it. Accuracies
-    are shares of all `count` images, with 95 % intervals. `stages` have what each attack of a cascade left and cost.
-    `seconds` are summed over shards: device-seconds. `early_stopped` counts robust images that `fast` stopped attacking
-    before its last round. `notes` are reasons not to trust the result. `data_digest` identifies the images.
+    are shares of all `count` images, with 95 % intervals. `seconds` are summed over shards: device-seconds.
+    `early_stopped` counts robust images that `fast` stopped attacking before its last round. `notes` are reasons not to
+    trust the result. `data_digest` identifies the images.
     """
 
     kind: ClassVar[str] = "robust"
@@ -147,11 +144,8 @@ class RobustResult:
 
 @dataclass(frozen=True)
 class SweepRow:
-    """One classifier against one attack at one eps.
-
-    `outcome` has for each image "robust", "misclassified" or the attack that broke it; `carried` of the broken ones
-    were broken at a smaller eps already and not attacked again.
-    """
+    """One classifier against one attack at one eps, with fields as in `RobustResult`; `carried` of the broken images
+    were broken at a smaller eps already and not attacked again."""
 
     label: str
     attack: str
@@ -178,9 +172,9 @@ class SweepRow:
 class SweepResult:
     """All rows: classifier by classifier, attack by attack, eps rising; `notes` are reasons not to trust them.
 
-    With `carry`, an image broken at one eps counts as broken at every larger one, because the point that broke it lies
-    in the larger ball too: accuracies then fall with eps by construction. Without it every eps is attacked afresh, as
-    in the paper, and an accuracy that rises with eps is a sign of masked gradients.
+    With `carry`, an image broken at one eps counts as broken at every larger one, whose ball has the same point:
+    accuracies fall with eps by construction. Without it every eps is attacked afresh, as in the paper, and an accuracy
+    that rises with eps is a sign of masked gradients.
     """
 
     kind: ClassVar[str] = "sweep"
@@ -208,8 +202,7 @@ class TransferResult:
 
     `source_robust_accuracy` is the source's own accuracy under the attack and the refinement, `robust_accuracy` the
     target's on the images crafted for the source. Of the `shared` images that both classify correctly and that are
-    broken on the source, `transferred` are broken on the target too. `outcome` has for each image "robust",
-    "misclassified" or "transfer", on the target.
+    broken on the source, `transferred` are broken on the target too. Broken on the target, the `outcome` is "transfer".
     """
 
     kind: ClassVar[str] = "transfer"
@@ -238,8 +231,7 @@ class TransferResult:
     outcome: tuple[str, ...]
     source_outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
-    name: str = ""
-    """The name of this result, and of its shards, in a run directory."""
+    name: str = ""  # of this result, and of its shards, in a run directory
 
     @property
     def robust(self) -> list[bool]:
@@ -257,9 +249,8 @@ class TransferResult:
 class Estimate:
     """The predicted cost of an evaluation, and what the prediction rests on.
 
-    `forwards` and `backwards` are passes per image, means over the probe; every backward pass has a forward pass of
-    its own among `forwards`. `forward_rate` and `gradient_rate` are images per second without and with gradients.
-    `interval` is the 95 % interval of `device_seconds` from the spread between the probe's images alone.
+    `forwards`, with one for every backward pass, and `backwards` are passes per image, means over the probe; rates are
+    images per second. `interval` is the 95 % interval of `device_seconds` from the spread within the probe alone.
     """
 
     kind: ClassVar[str] = "estimate"

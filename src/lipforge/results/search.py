@@ -1,15 +1,14 @@
 """What a search for the ratio found."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lipforge.results.evaluation import ROBUST, Note
 from lipforge.statistics import Comparison, clopper_pearson
 
-Setting = float | Mapping[str, float]
-"""One ratio for all sites, or one for each group of sites."""
+Setting = float | Mapping[str, float]  # one ratio for all sites, or one for each group of sites
 
 Status = Literal["base", "attacked", "stopped", "not attacked"]
 
@@ -21,8 +20,8 @@ class RatioScore:
     `status` is "base" (ratio 0), "attacked", "stopped" (significantly worse after `count` images) or "not attacked"
     (neither the best clean ratio nor a neighbour of it). Of the `count` images, `transferred` were broken by a point
     found for another ratio, `refined` by refining such a point, `attacked` were attacked in full, and `skipped` were
-    counted as robust without that (see `lipforge.search.screen`). `rechecked` images that would have been skipped were
-    attacked all the same; `rechecked_broken` of them were broken. `against_base` is the comparison with ratio 0.
+    counted as robust without that (see `lipforge.search.screen`). `rechecked` images would have been skipped but were
+    attacked; `rechecked_broken` of them were broken. `against_base` is the comparison with ratio 0.
     """
 
     ratio: Setting
@@ -71,6 +70,11 @@ class RatioScore:
         return self.robust_count, self.clean_accuracy, -sum(ratios)
 
 
+def best_of(scores: Sequence[RatioScore]) -> RatioScore:
+    """The best of the settings that were attacked to the end, the base aside."""
+    return max((score for score in scores if score.status == "attacked"), key=lambda score: score.rank)
+
+
 @dataclass(frozen=True)
 class SearchResult:
     """The ratio to use, why, and all that was measured on the way, base first.
@@ -100,8 +104,7 @@ class SearchResult:
 
     @property
     def best(self) -> RatioScore:
-        """The best setting, the base aside, of those that were attacked to the end."""
-        return max((score for score in self.scores if score.status == "attacked"), key=lambda score: score.rank)
+        return best_of(self.scores)
 
     @property
     def all_notes(self) -> tuple[str, ...]:

@@ -1,9 +1,7 @@
-"""The one driver: from classifiers, data and a function of a shard to results that can be resumed and shared.
+"""The one driver of all that takes minutes: an `Experiment` identifies the work, cuts the images into shards, reads,
+checks and moves them, hands shards to processes and ranks, shows progress, and writes the result."""
 
-Everything that takes minutes runs through `Experiment`: it identifies the work, cuts the images into shards, reads,
-checks and moves them, hands shards to processes and ranks, shows progress, and writes the result.
-"""
-
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
@@ -22,9 +20,7 @@ from lipforge.runs.tasks import Complete, Task, digest_of
 from lipforge.runs.workers import work
 from lipforge.types import Classifier
 
-SHARD_SIZE = 100
-"""Images per shard unless told otherwise: a divisor of the counts that people evaluate."""
-
+SHARD_SIZE = 100  # images per shard unless told otherwise: a divisor of the counts that people evaluate
 R = TypeVar("R")
 
 
@@ -40,16 +36,13 @@ class Shard(NamedTuple):
         return Shard(self.x[rows], self.y[rows], self.ids[rows])
 
     def split(self, size: int) -> "list[Shard]":
-        """The same images in batches."""
         return [Shard(*parts) for parts in zip(*(torch.split(tensor, size) for tensor in self), strict=True)]
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Work on one data set; make it with `Experiment.open`.
-
-    `identity` adds what a resumed call must agree on, and is needed in a run for a classifier that is no module.
-    """
+    """Work on one data set; make it with `Experiment.open`. `identity` adds what a resumed call must agree on, and is
+    needed in a run for a classifier that is no module."""
 
     data: ImageData
     device: torch.device | None
@@ -80,8 +73,7 @@ class Experiment:
 
     @property
     def data_digest(self) -> str:
-        """Identifies the images."""
-        return digest_of(self._data_identity())
+        return digest_of(self._data_identity)
 
     def model_digest(self, classifier: Classifier) -> str:
         """Identifies a classifier, with what the caller said of it."""
@@ -104,15 +96,12 @@ class Experiment:
         shard_size: int | None = None,
         complete: Complete | None = None,
     ) -> Task:
-        """The task of that name on the images at `positions` (all by default); a run refuses it if it differs.
-
-        What identifies it is the version, the classifiers, the data, `config` and the caller's `identity`: the same
-        whether the command line or Python asks.
-        """
+        """The task of that name on the images at `positions` (all by default); a run refuses it if it differs. What
+        identifies it is the version, the classifiers, the data, `config` and the caller's `identity`."""
         identity = {
             "lipforge": lipforge_version(),
             "models": {label: self._model_identity(classifier) for label, classifier in classifiers.items()},
-            "data": self._data_identity(),
+            "data": self._data_identity,
             **config,
         }
         count = len(self.data if positions is None else positions)
@@ -141,16 +130,15 @@ class Experiment:
             self.run.write_result(name, result)
         return result
 
+    @functools.cached_property
     def _data_identity(self) -> dict[str, Any]:
-        return self._once(self.data, lambda: data_identity(self.data))
+        return data_identity(self.data)
 
     def _model_identity(self, classifier: Classifier) -> dict[str, Any]:
-        return self._once(classifier, lambda: identified(classifier, self.identity, in_run=self.run is not None))
-
-    def _once(self, subject: object, identify: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        if id(subject) not in self._identities:
-            self._identities[id(subject)] = subject, identify()  # kept with it, so that no other gets its id
-        return self._identities[id(subject)][1]
+        if id(classifier) not in self._identities:
+            found = identified(classifier, self.identity, in_run=self.run is not None)
+            self._identities[id(classifier)] = classifier, found  # kept with it, so that no other gets its id
+        return self._identities[id(classifier)][1]
 
 
 Outcomes = Callable[[Mapping[str, Any]], Mapping[str, Sequence[str]]]
@@ -181,7 +169,6 @@ class Watch:
             self.add(name, words)
 
     def add(self, name: str, words: Sequence[str]) -> None:
-        """More outcomes under one name."""
         robust, count = self._seen.get(name, (0, 0))
         # At once: the thread that draws the bar may look at any time.
         self._seen[name] = (robust + words.count(ROBUST), count + len(words))

@@ -1,7 +1,5 @@
-"""What tells two pieces of work apart: the model and the data, as small values that go into a task's config.
-
-Versions and devices are recorded beside the results, and are not part of what identifies them.
-"""
+"""What tells two pieces of work apart: the model and the data, as small values that go into a task's config. Versions
+and devices are recorded beside the results, and are not part of it."""
 
 import hashlib
 import platform
@@ -19,8 +17,7 @@ from lipforge.records import lipforge_version
 from lipforge.types import Classifier
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
-SAMPLED = 16
-"""Images of a data set that its identity looks at."""
+SAMPLED = 16  # images of a data set that its identity looks at
 
 
 def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in_run: bool) -> dict[str, Any]:
@@ -39,11 +36,8 @@ def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in
 
 
 def model_identity(classifier: Classifier) -> dict[str, Any]:
-    """Digests of a module's tensors (buffers that are not saved among them), of its printed form and its settings.
-
-    Printed form and settings are what is no tensor: a stride, the mask, ratio and mode of a forged function, and every
-    plain attribute of every module. A function has only its name.
-    """
+    """Digests of a module's tensors (buffers that are not saved among them), of its printed form and of its settings:
+    every plain attribute of every module, as the ratio of a forged function. A function has only its name."""
     if not isinstance(classifier, nn.Module):
         kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
         return {"function": f"{getattr(classifier, '__module__', '')}.{kind}"}
@@ -98,7 +92,6 @@ def slug(text: str) -> str:
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
-    """Every attribute of every module that is a plain value."""
     for name, part in module.named_modules():
         for key, value in sorted(vars(part).items()):
             if key != "training" and isinstance(value, bool | int | float | str | tuple | None):
@@ -106,7 +99,6 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
 
 
 def tensor_bytes(tensor: Tensor) -> Any:
-    """A tensor's bytes in order, for a digest."""
     plain = tensor.detach().resolve_conj().resolve_neg().cpu()
     plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
     return plain.flatten().view(torch.uint8).numpy().data

@@ -20,8 +20,7 @@ from lipforge.runs.tasks import Complete, Task, check_shape, digest_of
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
-PATIENCE = 10.0
-"""Seconds to wait for a lock that is held for moments."""
+PATIENCE = 10.0  # seconds to wait for a lock that is held for moments
 
 
 @dataclass(frozen=True)
@@ -57,17 +56,13 @@ class RunDir:
     def task(
         self, name: str, config: Mapping[str, Any], count: int, size: int, *, complete: Complete | None = None
     ) -> Task:
-        """The task of that name: `count` images in shards of `size`; another config than before is a RunError.
-
-        `complete` says of a finished shard whether all that belongs to it is there; if not, it is computed again.
-        """
+        """The task of that name: `count` images in shards of `size`; another config than before is a RunError. A
+        finished shard is computed again if `complete` says that something that belongs to it is missing."""
         check_shape(count, size)
         folder = self.path / "shards" / _checked(name)
         identity = to_builtins({"format": FORMAT, "config": dict(config), "count": count, "size": size})
-        path = folder / "config.json"
-        _write_once(path, identity)
-        # Read it even if it was written just now: another process may have been quicker.
-        there = _read(path)
+        _write_once(folder / "config.json", identity)
+        there = _read(folder / "config.json")  # even if it was written just now: another process may have been quicker
         if isinstance(there, dict) and there.get("format") != FORMAT:
             raise RunError(f"{folder} {OLDER.format(found=there.get('format', 1), format=FORMAT)}")
         if differences := _differences(there, identity):
@@ -100,9 +95,8 @@ class RunDir:
         return self.path / "results" / f"{_checked(name)}.json"
 
     def _note_environment(self, command: str | None) -> None:
-        path, now = self.path / "environment.json", environment()
-        if command is not None:
-            now["command"] = command
+        path = self.path / "environment.json"
+        now = environment() | ({} if command is None else {"command": command})
         if now in _environments(path):
             return
         lock = FileLock(self.path / ".environment.lock", timeout=PATIENCE)

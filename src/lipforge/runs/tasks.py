@@ -16,13 +16,11 @@ from filelock import FileLock, Timeout
 from lipforge.errors import InputError
 from lipforge.records import to_builtins, write_json
 
-Compute = Callable[[range], Mapping[str, Any]]
-"""The result of one shard, from the positions of its images alone; ready for JSON."""
+Compute = Callable[[range], Mapping[str, Any]]  # the result of one shard, from the positions of its images alone
 
 Complete = Callable[["Task", range, Mapping[str, Any]], bool]
 
-ABANDONED = 3600.0
-"""Seconds after which a half-written file is nobody's, where no lock tells: writing one takes moments."""
+ABANDONED = 3600.0  # seconds after which a half-written file is nobody's where no lock tells: writing takes moments
 
 
 class DamagedShardError(Exception):
@@ -42,20 +40,16 @@ class Task:
 
     @property
     def shards(self) -> int:
-        """How many shards there are."""
         return -(-self.count // self.size)
 
     def images(self, index: int) -> range:
-        """The positions of one shard's images."""
         return range(index * self.size, min((index + 1) * self.size, self.count))
 
     def path(self, index: int, suffix: str = ".json") -> Path:
-        """Where a shard's file is."""
         assert self.folder is not None
         return self.folder / f"{index:04d}{suffix}"
 
     def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """The finished shards that are not known yet."""
         assert self.folder is not None
         found = {int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdecimal()}
         for index in sorted(found - known.keys()):
@@ -77,12 +71,9 @@ class Task:
 
     @contextmanager
     def claim(self, index: int) -> Iterator[bool]:
-        """Whether this process may compute the shard: nobody else is at it. A claim ends with its process.
-
-        Where a file system has no locks every claim succeeds: shards may be computed twice, with the same result.
-        """
-        path = self.path(index, ".lock")
-        lock = FileLock(path, timeout=0)
+        """Whether this process may compute the shard: nobody else is at it. A claim ends with its process. On a file
+        system without locks every claim succeeds: shards may be computed twice, with the same result."""
+        lock = FileLock(path := self.path(index, ".lock"), timeout=0)
         try:
             lock.acquire()
         except Timeout:
@@ -120,14 +111,13 @@ class Task:
         return result if self.complete is None or self.complete(self, images, result) else None
 
     def _tidy(self, index: int, *, alone: bool) -> None:
-        """Set a damaged file aside and remove what a killed process left half-written.
-
-        Without locks someone else may be writing the same shard just now, so only what is old is taken for left.
-        """
+        """Set a damaged file aside and remove what a killed process left half-written: if someone else may be writing
+        the same shard just now, without locks, only what is old."""
         path = self.path(index)
         for left in path.parent.glob(f".{index:04d}.*.part"):
-            if alone or _age(left) > ABANDONED:
-                left.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if alone or time.time() - left.stat().st_mtime > ABANDONED:
+                    left.unlink()
         try:
             self._load(index)
         except DamagedShardError as damage:
@@ -138,7 +128,6 @@ class Task:
 
 
 def check_shape(count: int, size: int) -> None:
-    """Raise unless there are images and the shards hold some."""
     if count < 1 or size < 1:
         raise InputError(f"a task needs at least 1 image in shards of at least 1, got {count} in shards of {size}")
 
@@ -147,11 +136,3 @@ def digest_of(value: Any) -> str:
     """SHA-256 of a value's JSON, keys sorted: the same for equal values in any order."""
     text = json.dumps(to_builtins(value), sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _age(path: Path) -> float:
-    """Seconds since the file was last written; none if it is gone."""
-    try:
-        return time.time() - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0

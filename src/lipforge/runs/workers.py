@@ -21,8 +21,7 @@ from lipforge.ranks import Store, by_torchrun, joined, open_store
 from lipforge.records import to_builtins
 from lipforge.runs.tasks import Compute, Task
 
-PATIENCE = (0.02, 1.0)
-"""Seconds between two looks at shards that others are computing: at first, and at most."""
+PATIENCE = (0.02, 1.0)  # seconds between two looks at shards that others are computing: at first, and at most
 
 
 class Status(Protocol):
@@ -34,10 +33,8 @@ class Status(Protocol):
 def work(
     task: Task, compute: Compute, label: str, *, status: Status | None = None, show_progress: bool | None = None
 ) -> list[dict[str, Any]]:
-    """The results of all shards in order, on every rank; only what no one has computed yet is computed.
-
-    Under torchrun the ranks share the shards; join them first with `lipforge.ranks.process_group`.
-    """
+    """The results of all shards in order, on every rank; only what no one has computed yet is computed. The ranks of
+    torchrun share the shards; join them first with `lipforge.ranks.process_group`."""
     with _store() as store:
         shelf = _Memory(task, store) if task.folder is None else task
         done: dict[int, dict[str, Any]] = {}

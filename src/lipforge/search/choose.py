@@ -1,42 +1,30 @@
 """The search for the ratio c_r: clean accuracy first, then robust accuracy of the best and its neighbours."""
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack, Fast, attack_text
+from lipforge.attacks import Attack, Fast
 from lipforge.batching import ImageData
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import attack_config, joined, prepared_once, totals
+from lipforge.evaluation.robust import attack_config, joined, prepared_once, setting_of, totals
 from lipforge.forge import forged, forges, plain, set_ratio_, straight_through
 from lipforge.forge.insert import require_forges
 from lipforge.results import ROBUST, RatioScore, SearchResult, Setting
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of
-from lipforge.search.score import (
-    attacked_score,
-    best_of,
-    choose,
-    clean_score,
-    final_records,
-    label_of,
-    pending_images,
-    pending_of,
-    search_notes,
-    still_running,
-    with_base,
-    with_neighbours,
-)
+from lipforge.search import score as scoring
+from lipforge.search.score import label_of
 from lipforge.search.screen import RECHECK, SKIP_ABOVE, Candidate, Records, Screening
 from lipforge.types import Classifier, Threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
 
-ROUND, ROUNDS = 250, 4
-"""About how many images make a round, and the most rounds there are, where nobody says otherwise."""
+ROUND, ROUNDS = 250, 4  # about how many images make a round, and the most rounds there are, where nobody says otherwise
 
 Metric = Literal["non-adaptive", "union"]
 
@@ -45,7 +33,7 @@ Views = Callable[[Setting], Mapping[str, Classifier]]
 
 
 def choose_ratio(
-    model: nn.Module,
+    model: nn.Module | Views,
     data: ImageData | tuple[Tensor, Tensor],
     *,
     threat: Threat,
@@ -67,42 +55,66 @@ def choose_ratio(
     Clean accuracy of all `ratios` comes first; the best one and its neighbours are then attacked together with the base
     (ratio 0), or all of them with `all_ratios`. The metric "non-adaptive" attacks the forged model as it is; "union"
     also by BPDA, with a backward pass that ignores the masks, and attacks the base a second time instead. The attack is
-    `fast` unless told otherwise. `skip_above` and `recheck` are explained in `lipforge.search.screen`; with
-    skip_above=None every image of every ratio is attacked in full. After each of `rounds` a ratio that is significantly
-    worse than the best is stopped.
+    `fast` unless told otherwise. With skip_above=None every image of every ratio is attacked in full; `skip_above` and
+    `recheck` are explained in `lipforge.search.screen`. After each of `rounds` a ratio that is significantly worse than
+    the best is stopped. With `groups`, globs of site names or True for the stages of the network, each group gets a
+    ratio of its own: group by group, each other ratio (and 0) is tried for it alone, kept if more images are robust.
 
-    With `groups`, globs of site names or True for the stages of the network, each group gets a ratio of its own: group
-    by group, each other ratio (and 0) is tried for that group alone and kept if more images are robust.
-
-    The model's ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice.
+    The model's ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice. For what
+    is no model but has a ratio, pass a function that makes its `Views` in place of the model.
     """
     if metric not in get_args(Metric):
         raise InputError(f"metric must be {' or '.join(get_args(Metric))}, got {metric!r}")
+    if (skip_above is not None and not skip_above > 0) or not 0 <= recheck <= 1:
+        raise InputError(f"skip_above must be above 0 (or None) and recheck in [0, 1], got {skip_above} and {recheck}")
+    candidates = sorted({float(ratio) for ratio in ratios if ratio != 0})  # 0 is the base, which is always there
+    if not candidates or not 0 < candidates[0] <= candidates[-1] <= 1:
+        raise InputError(f"ratios must be numbers in (0, 1], at least one, got {list(ratios)}")
+    attack = attack or Fast()
+    with _opened(model, metric, groups) as (views, named):
+        base = views(0.0)
+        experiment = Experiment.open(data, *base.values(), run=run, shard_size=shard_size, show_progress=show_progress)
+        rounds = min(max(len(experiment.data) // ROUND, 1), ROUNDS) if rounds is None else rounds
+        if rounds < 1:
+            raise InputError(f"rounds must be at least 1, got {rounds}")
+        screening = Screening((), attack, threat, seed, skip_above, recheck, base_attacks={} if named else None)
+        search = _Search(experiment, views, screening, rounds, {"base": Candidate("base", base)})
+        scores = search.scores(candidates, named, all_ratios=all_ratios)
+    chosen, reason = scoring.choose(scores)
+    result = SearchResult(
+        chosen=chosen,
+        reason=reason,
+        scores=tuple(scores),
+        metric=metric,
+        **setting_of(experiment, attack, threat, seed),
+        count=len(experiment.data),
+        skip_above=skip_above,
+        recheck=recheck,
+        **totals([vars(score) for score in scores]),
+        notes=tuple(scoring.search_notes(scores)),
+    )
+    return experiment.finish("search", result)
+
+
+@contextmanager
+def _opened(
+    model: nn.Module | Views, metric: Metric, groups: Sequence[str] | bool
+) -> Iterator[tuple[Views, tuple[str, ...]]]:
+    """The views of a model and its groups of sites; the model's ratios are afterwards what they were."""
+    named = () if isinstance(groups, bool) else tuple(groups)
+    if not isinstance(model, nn.Module):
+        yield model, named
+        return
     before = {name: forge.ratio for name, forge in require_forges(model).items()}
     if not any(bool((forge.bound > 0).any()) for forge in forges(model).values()):
         raise InputError("the model's forged functions have no bounds yet; calibrate them with forge_ or calibrate_")
-    named = network_stages(list(before)) if groups is True else tuple(groups or ())
+    if groups is True:
+        named = network_stages(list(before))
     for name in before if named else ():
         if not any(name == glob or fnmatchcase(name, glob) for glob in named):
             raise InputError(f"groups must cover every site, but none of {', '.join(named)} matches '{name}'")
     try:
-        return search_ratio(
-            views_of(model, metric),
-            data,
-            attack or Fast(),
-            threat,
-            metric=metric,
-            ratios=ratios,
-            groups=named,
-            skip_above=skip_above,
-            recheck=recheck,
-            all_ratios=all_ratios,
-            run=run,
-            seed=seed,
-            shard_size=shard_size,
-            rounds=rounds,
-            show_progress=show_progress,
-        )
+        yield views_of(model, metric), named
     finally:
         set_ratio_(model, before)
 
@@ -135,63 +147,6 @@ def network_stages(names: Sequence[str]) -> tuple[str, ...]:
     return tuple(names)
 
 
-def search_ratio(
-    views: Views,
-    data: ImageData | tuple[Tensor, Tensor],
-    attack: Attack,
-    threat: Threat,
-    *,
-    metric: str,
-    ratios: Sequence[float] = RATIOS,
-    groups: Sequence[str] = (),
-    skip_above: float | None = SKIP_ABOVE,
-    recheck: float = RECHECK,
-    all_ratios: bool = False,
-    run: RunDir | None = None,
-    seed: int = 0,
-    shard_size: int = SHARD_SIZE,
-    rounds: int | None = None,
-    show_progress: bool | None = None,
-) -> SearchResult:
-    """The same for anything that has a ratio: `views` makes the classifiers to attack at a setting."""
-    candidates = _candidates(ratios)
-    if (skip_above is not None and not skip_above > 0) or not 0 <= recheck <= 1:
-        raise InputError(f"skip_above must be above 0 (or None) and recheck in [0, 1], got {skip_above} and {recheck}")
-    base = views(0.0)
-    experiment = Experiment.open(data, *base.values(), run=run, shard_size=shard_size, show_progress=show_progress)
-    rounds = min(max(len(experiment.data) // ROUND, 1), ROUNDS) if rounds is None else rounds
-    if rounds < 1:
-        raise InputError(f"rounds must be at least 1, got {rounds}")
-    screening = Screening((), attack, threat, seed, skip_above, recheck, base_attacks={} if groups else None)
-    search = _Search(experiment, views, screening, rounds, {"base": Candidate("base", base)})
-    clean = search.clean([0.0, *candidates])
-    picked = clean[1:] if all_ratios else with_neighbours(clean[1:])
-    scores = search.robust([clean[0], *picked])
-    scores += [score for score in clean[1:] if score not in picked]
-    if groups:
-        scores = search.by_group(scores, groups, (0.0, *candidates))
-    scores = [scores[0], *sorted(scores[1:], key=_by_ratio)]
-    chosen, reason = choose(scores)
-    result = SearchResult(
-        chosen=chosen,
-        reason=reason,
-        scores=tuple(scores),
-        metric=metric,
-        attack=attack_text(attack),
-        threat=str(threat),
-        norm=threat.norm,
-        eps=threat.eps,
-        data=experiment.data.name,
-        seed=seed,
-        count=len(experiment.data),
-        skip_above=skip_above,
-        recheck=recheck,
-        **totals([vars(score) for score in scores]),
-        notes=tuple(search_notes(scores)),
-    )
-    return experiment.finish("search", result)
-
-
 @dataclass(frozen=True)
 class _Search:
     """The parts of a search, each a task of its own."""
@@ -203,11 +158,18 @@ class _Search:
     candidates: dict[str, Candidate] = field(default_factory=dict)
     folded: dict[int, Classifier] = field(default_factory=dict)
 
+    def scores(self, ratios: Sequence[float], groups: Sequence[str], *, all_ratios: bool) -> list[RatioScore]:
+        """The base, then single ratios from small to large, then the mappings in the order they were tried."""
+        base, *clean = self.clean([0.0, *ratios])
+        picked = clean if all_ratios else scoring.with_neighbours(clean)
+        attacked = {score.label: score for score in self.robust([base, *picked])}
+        scores = [attacked.get(score.label, score) for score in (base, *clean)]
+        return self.by_group(scores, groups, (0.0, *ratios)) if groups else scores
+
     def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
-        """The clean accuracy of each setting."""
         screening = self._between(settings)
         shards = self._work(name, screening, screening.clean)
-        return [clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
+        return [scoring.clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
 
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked, the base first; a ratio that is significantly worse is stopped."""
@@ -221,14 +183,14 @@ class _Search:
                 records[label] += found
                 # Only now: until a round is finished, some of what looks robust has not been attacked in full.
                 watch.add(label, joined(found, "outcome"))
-            running = still_running(running, records)
+            running = scoring.still_running(running, records)
         base = [word == ROBUST for word in joined(records[scores[0].label], "outcome")]
         count = len(self.experiment.data)
-        return [attacked_score(score, records[score.label], base, count) for score in scores]
+        return [scoring.attacked_score(score, records[score.label], base, count) for score in scores]
 
     def by_group(self, scores: list[RatioScore], groups: Sequence[str], options: Sequence[float]) -> list[RatioScore]:
         """Those scores and one for every mapping of groups to ratios that was tried, one group after the other."""
-        start = best_of(scores).ratio
+        start = scoring.best_of(scores).ratio
         assert not isinstance(start, Mapping)
         current: dict[str, float] = dict.fromkeys(groups, start)
         for number, group in enumerate(groups, start=1):
@@ -238,8 +200,8 @@ class _Search:
                 continue
             name = f"search-group-{number}"
             base, *tried = self.robust([scores[0], *self.clean(settings, f"{name}-clean")], name)
-            scores = with_base([*scores, *tried], base)
-            best = best_of(scores).ratio
+            scores = scoring.with_base([*scores, *tried], base)
+            best = scoring.best_of(scores).ratio
             current = dict(best) if isinstance(best, Mapping) else dict.fromkeys(groups, best)
         return scores
 
@@ -263,7 +225,8 @@ class _Search:
     ) -> dict[str, list[dict[str, Any]]]:
         """The records of each candidate on these images: screened, and attacked in full where they are pending."""
         shards = self._work(name, screening, screening.screen, images, title, watch)
-        pending, before = pending_images(shards), {label: pending_of(shards, label) for label in shards[0]}
+        pending = scoring.pending_images(shards)
+        before = {label: scoring.pending_of(shards, label) for label in shards[0]}
 
         def finish(shard: Shard) -> Records:
             return screening.finish(shard, before)
@@ -273,7 +236,7 @@ class _Search:
         left = digest_of([[record[key] for key in keys] for shard in shards for record in shard.values()])
         name, title = f"{name}-pending-{left[:8]}", f"{title}, in full"
         finished = self._work(name, screening, finish, pending, title, watch) if pending else []
-        return {label: final_records(shards, finished, pending, label) for label in shards[0]}
+        return {label: scoring.final_records(shards, finished, pending, label) for label in shards[0]}
 
     def _work(
         self,
@@ -301,16 +264,3 @@ class _Search:
         if id(view) not in self.folded:
             self.folded[id(view)] = prepared_once(self.experiment, self.screening.attack, view)()
         return self.folded[id(view)]
-
-
-def _by_ratio(score: RatioScore) -> tuple[bool, float]:
-    """Single ratios from small to large, then the mappings in the order they were tried."""
-    return isinstance(score.ratio, Mapping), 0.0 if isinstance(score.ratio, Mapping) else score.ratio
-
-
-def _candidates(ratios: Sequence[float]) -> list[float]:
-    """The ratios in order, each once; 0 is the base, which is always there."""
-    found = sorted({float(ratio) for ratio in ratios if ratio != 0})
-    if not found or not 0 < found[0] <= found[-1] <= 1:
-        raise InputError(f"ratios must be numbers in (0, 1], at least one, got {list(ratios)}")
-    return found

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from lipforge.errors import InputError, import_extra
-from lipforge.evaluation.robust import joined, read_notes
+from lipforge.evaluation.robust import joined
 from lipforge.results import ROBUST, Note, RatioScore, SearchResult, Setting, merge_notes
-from lipforge.results.search import Status
+from lipforge.results.search import Status, best_of
 from lipforge.search.screen import COUNTS, TRANSFER, Pending, Records
 from lipforge.statistics import clopper_pearson, paired
 from lipforge.text import ratio_text
 
-STOP_BELOW = 0.01
-"""A ratio is stopped after a round if it is worse than the best and McNemar's exact p-value is below this."""
+STOP_BELOW = 0.01  # a ratio worse than the best is stopped after a round if McNemar's exact p-value is below this
 
 
 def label_of(setting: Setting) -> str:
@@ -29,7 +28,6 @@ def label_of(setting: Setting) -> str:
 
 
 def pending_images(shards: Sequence[Records]) -> list[int]:
-    """The images that are pending for some candidate after the screening, in order."""
     return sorted({image for shard in shards for record in shard.values() for image in record["pending"]})
 
 
@@ -55,18 +53,12 @@ def final_records(shards: Sequence[Records], finished: Sequence[Records], pendin
 
 
 def clean_score(setting: Setting, records: Sequence[Mapping[str, Any]]) -> RatioScore:
-    """The score of a setting of which only the clean accuracy is known."""
     correct = joined(records, "correct")
-    count, right = len(correct), sum(correct)
+    count, right, seconds = len(correct), sum(correct), sum(record["seconds"] for record in records)
+    status: Status = "not attacked" if setting else "base"
+    interval = clopper_pearson(right, count)
     return RatioScore(
-        ratio=setting,
-        label=label_of(setting),
-        status="not attacked" if setting else "base",
-        clean_accuracy=right / count,
-        clean_interval=clopper_pearson(right, count),
-        clean_count=count,
-        forwards=count,
-        seconds=sum(record["seconds"] for record in records),
+        setting, label_of(setting), status, right / count, interval, clean_count=count, forwards=count, seconds=seconds
     )
 
 
@@ -87,15 +79,10 @@ def attacked_score(
         outcome=outcome,
         robust_accuracy=sum(robust) / len(robust),
         interval=clopper_pearson(sum(robust), len(robust)),
-        notes=merge_notes(read_notes(records), counts["attacked"]),
+        notes=merge_notes([Note(**note) for note in joined(records, "notes")], counts["attacked"]),
         against_base=paired(base[: len(robust)], robust) if score.ratio else None,
         **counts,
     )
-
-
-def best_of(scores: Sequence[RatioScore]) -> RatioScore:
-    """The best of the settings that were attacked to the end, the base aside."""
-    return max((score for score in scores if score.status == "attacked"), key=lambda score: score.rank)
 
 
 def with_neighbours(scores: Sequence[RatioScore]) -> list[RatioScore]:
@@ -154,22 +141,17 @@ def search_notes(scores: Sequence[RatioScore]) -> list[Note]:
 
 def with_base(scores: Sequence[RatioScore], base: RatioScore) -> list[RatioScore]:
     """The scores with what another search broke on the base counted too, each compared with the base as it is now.
-
-    `base` is the base after that search, with the cost of both.
-    """
+    `base` is the base after that search, with the cost of both."""
     pairs = zip(scores[0].outcome, base.outcome, strict=True)
     outcome = tuple(then if now == ROBUST else now for now, then in pairs)
     robust = [word == ROBUST for word in outcome]
     accuracy, interval = sum(robust) / len(robust), clopper_pearson(sum(robust), len(robust))
     transferred = sum(word.startswith(TRANSFER) for word in outcome)
-    first = replace(base, outcome=outcome, robust_accuracy=accuracy, interval=interval, transferred=transferred)
-    return [
-        first,
-        *(
-            replace(score, against_base=paired(robust[: score.count], score.robust)) if score.outcome else score
-            for score in scores[1:]
-        ),
-    ]
+    found = [replace(base, outcome=outcome, robust_accuracy=accuracy, interval=interval, transferred=transferred)]
+    for score in scores[1:]:
+        against = paired(robust[: score.count], score.robust) if score.outcome else None
+        found.append(replace(score, against_base=against))
+    return found
 
 
 def check_picture(path: str | Path) -> None:
@@ -187,8 +169,8 @@ def plot_tradeoff(result: SearchResult, path: str | Path) -> None:
         if score.robust_accuracy is None or score.interval is None:
             continue
         x, y = 100 * score.clean_accuracy, 100 * score.robust_accuracy
-        across = [[x - 100 * score.clean_interval[0]], [100 * score.clean_interval[1] - x]]
-        up = [[y - 100 * score.interval[0]], [100 * score.interval[1] - y]]
+        across = [[abs(x - 100 * bound)] for bound in score.clean_interval]
+        up = [[abs(y - 100 * bound)] for bound in score.interval]
         chosen, base = score.ratio == result.chosen, score.status == "base"
         colour = "tab:red" if chosen else "tab:gray" if base else "tab:blue"
         axes.errorbar(x, y, across, up, "s" if base else "o", color=colour, capsize=2, elinewidth=0.7)

@@ -23,24 +23,17 @@ from torch import Tensor
 
 from lipforge import rng
 from lipforge.attacks import Attack, AttackResult, margin, norms, refine
-from lipforge.attacks.queries import check_labels, logits_of
+from lipforge.attacks.queries import logits_of
+from lipforge.evaluation.robust import classified, unbroken
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
-SKIP_ABOVE, RECHECK = 0.03, 0.05
-"""The defaults of the two shares above."""
-
-REACH = 4.0
-"""A point is refined if its margin looks smaller than this many times the one that is skipped."""
-
-REFINE = 20
-"""Steps of a refinement."""
-
-TRANSFER = "transfer from "
-"""How the outcome of an image begins that was broken by a point found for another candidate."""
-
+SKIP_ABOVE, RECHECK = 0.03, 0.05  # the defaults of the two shares above
+REACH = 4.0  # a point is refined if its margin looks smaller than this many times the one that is skipped
+REFINE = 20  # steps of a refinement
+TRANSFER = "transfer from "  # how the outcome of an image begins that was broken by a point found for another candidate
 COUNTS = ("attacked", "transferred", "refined", "rechecked", "rechecked_broken", "forwards", "backwards", "seconds")
 
 Records = Mapping[str, dict[str, Any]]
@@ -78,10 +71,8 @@ class Pending(NamedTuple):
 
 @dataclass(frozen=True)
 class BaseAttack:
-    """What the attack on the base left behind: its state, its strongest points, and their margins (N,) on it.
-
-    `reached` (N,) are the smallest margins that the attack reached, which a folded copy may have rounded.
-    """
+    """What the attack on the base left behind: its state, its strongest points, and their margins (N,) on it. `reached`
+    (N,) are the smallest margins that the attack reached, which a folded copy may have rounded."""
 
     state: "CandidateState"
     points: Tensor
@@ -89,17 +80,15 @@ class BaseAttack:
     at_points: Tensor
 
     def again(self) -> "BaseAttack":
-        """The same for a later search with the same base, whose passes start from 0."""
+        """The same for a later search, whose passes start from 0."""
         return replace(self, state=self.state.fresh())
 
 
 @dataclass(frozen=True)
 class Screening:
     """All it takes to attack any shard: `candidates`, base first, and the settings of the module's docstring.
-
     `prepared` makes the folded copy that an attack searches on. `base_attacks` keeps, by the first image of a shard,
-    the attack on the base where later searches share it; it is counted only if `count_base`.
-    """
+    the attack on the base where later searches share it; it is counted only if `count_base`."""
 
     candidates: tuple[Candidate, ...]
     attack: Attack
@@ -124,8 +113,7 @@ class Screening:
             states.append(state)
             found.append(state.found())
         _try_later(states, found)
-        first = int(shard.ids[0])
-        return {state.label: {"first": first, **state.record()} for state in states}
+        return {state.label: {"first": int(shard.ids[0]), **state.record()} for state in states}
 
     def finish(self, shard: Shard, before: Mapping[str, Pending]) -> Records:
         """Step 4, for images of which each is pending for some candidate."""
@@ -152,10 +140,7 @@ class Screening:
         found = {}
         for candidate in self.candidates:
             started = time.perf_counter()
-            with torch.no_grad():
-                logits = logits_of(candidate.classifier, shard.x, shard.ids)
-            check_labels(shard.y, logits.shape[1])
-            correct = (logits.argmax(dim=1) == shard.y).tolist()
+            correct = classified(candidate.classifier, shard)[1].tolist()
             found[candidate.label] = {"correct": correct, "seconds": time.perf_counter() - started}
         return found
 
@@ -192,23 +177,19 @@ class Screening:
         state.pending, state.drawn, state.skipped = ~far | drawn, far & drawn, far & ~drawn
 
     def _skip_margin(self, state: "CandidateState") -> Tensor:
-        """The margin (N,) above which an image is skipped."""
         clean = state.clean_margin
         return torch.full_like(clean, torch.inf) if self.skip_above is None else self.skip_above * clean
 
     def _refine(self, state: "CandidateState", candidate: Candidate, points: Tensor, rows: Tensor) -> Tensor:
-        """Refine the points of these rows (N,): the margins (N,) reached, infinite where none was refined.
-
-        A refinement that meets a gradient of 0 says nothing: such an image gets -inf and is attacked in full.
-        """
+        """Refine the points of these rows (N,): the margins (N,) reached, infinite where none was refined. A refinement
+        that meets a gradient of 0 says nothing: such an image gets -inf and is attacked in full."""
         shard, reached = state.shard, torch.full_like(state.clean_margin, torch.inf)
         # The base may be its own second view: the same refinement again would find the same.
         views = {id(view): view for view in candidate.views.values()}.values()
         for view in views if norms.of(self.threat).has("steepest_step") else ():
             self.watch(f"{candidate.label}: refine")
             at = (rows & state.robust).nonzero().squeeze(1)
-            part = shard.at(at)
-            refined = refine(view, points[at], *part, self.threat, REFINE)
+            refined = refine(view, points[at], *shard.at(at), self.threat, REFINE)
             state.counts["forwards"] += refined.forwards * len(at)
             state.counts["backwards"] += refined.backwards * len(at)
             reached = torch.minimum(reached, state.try_points(Points(candidate.label, at, refined.points)))
@@ -217,32 +198,28 @@ class Screening:
 
     def _attack_fully(self, state: "CandidateState", candidate: Candidate, at: Tensor) -> None:
         """Attack these images through each view in turn."""
+
+        def watch(attack: str) -> None:
+            self.watch(f"{candidate.label}: {attack}")
+
         state.counts["attacked"] += len(at)
         for number, view in enumerate(candidate.views.values()):
             at = at[state.robust[at]]
             if len(at) == 0:
                 break
             x, y, ids = state.shard.at(at)
-            # Another seed for each view: a second look from the same starts would see less.
+            seed = self.seed + number  # another for each view: a second look from the same starts would see less
             result = self.attack.run(
-                self.prepared(view),
-                x,
-                y,
-                threat=self.threat,
-                seed=self.seed + number,
-                sample_ids=ids,
-                watch=lambda attack: self.watch(f"{candidate.label}: {attack}"),
+                self.prepared(view), x, y, threat=self.threat, seed=seed, sample_ids=ids, watch=watch
             )
             state.enter(at, result, confirm=number > 0)
 
 
 class CandidateState:
-    """What became of a shard's images on one candidate so far, and what it cost.
-
-    `robust` (N,) are unbroken so far, `points` the strongest point of each image, and `margin` (N,) the smallest margin
-    that an attack on this candidate reached. `pending` images are still to be attacked in full, `drawn` ones of them
-    by chance; `skipped` ones are not. Clean images are classified, unless their outcome is known.
-    """
+    """What became of a shard's images on one candidate so far, and what it cost. `robust` (N,) are unbroken so far,
+    `points` the strongest point of each image, and `margin` (N,) the smallest margin that an attack on this candidate
+    reached. `pending` images are still to be attacked in full, `drawn` ones of them by chance; `skipped` ones are not.
+    Clean images are classified, unless their outcome is known."""
 
     def __init__(self, label: str, classifier: Classifier, shard: Shard, outcome: list[str] | None = None) -> None:
         started = time.perf_counter()
@@ -254,7 +231,7 @@ class CandidateState:
         if outcome is None:
             logits = self._logits(shard.x, shard.ids)
             self.clean_margin = margin(logits, shard.y)
-            outcome = [ROBUST if right else MISCLASSIFIED for right in (logits.argmax(dim=1) == shard.y).tolist()]
+            outcome = unbroken(logits.argmax(dim=1) == shard.y)
         self.outcome = outcome
         self.robust = torch.tensor([word == ROBUST for word in outcome], device=shard.y.device)
         self.pending, self.drawn, self.skipped, self.own = (torch.zeros_like(self.robust) for _ in range(4))
@@ -287,7 +264,6 @@ class CandidateState:
         return margins
 
     def margin_at(self, points: Tensor) -> Tensor:
-        """The margin (N,) at one point per image."""
         return margin(self._logits(points, self.shard.ids), self.shard.y)
 
     def enter(self, at: Tensor, result: AttackResult, *, confirm: bool) -> None:
@@ -322,20 +298,18 @@ class CandidateState:
 
     @contextmanager
     def timed(self) -> Iterator[None]:
-        """Count the time of what happens inside."""
         started = time.perf_counter()
         yield
         self.seconds += time.perf_counter() - started
 
     def record(self) -> dict[str, Any]:
-        """All of it, ready for JSON."""
         rows = {"pending": self.pending, "drawn": self.drawn, "skipped": self.skipped}
-        counts = {**{name: self.counts[name] for name in COUNTS}, "seconds": self.seconds}
         return {
             "outcome": self.outcome,
             **{name: self.shard.ids[mask & self.robust].tolist() for name, mask in rows.items()},
             "notes": to_builtins(overlay_notes(self.notes, self.counts["attacked"])),
-            **counts,
+            **{name: self.counts[name] for name in COUNTS},
+            "seconds": self.seconds,
         }
 
     def _break(self, at: Tensor, points: Tensor, words: list[str]) -> None:
@@ -352,14 +326,13 @@ class CandidateState:
 
 def overlay_notes(notes: Sequence[Note], total: int) -> list[Note]:
     """Each note once, with its largest count: several views were attacked on the same images; Square's add up."""
-    counts: dict[tuple[str, str], int | None] = {}
+    counts: dict[tuple[str, str], list[int]] = {}
     for note in notes:
-        key = (note.kind, note.text)
-        before = counts.get(key) or 0
-        counts[key] = None if note.count is None else before + note.count if note.kind == "square" else max(
-            before, note.count
-        )  # fmt: skip
-    return [Note(*key, count, None if count is None else total) for key, count in counts.items()]
+        counts.setdefault((note.kind, note.text), []).extend([] if note.count is None else [note.count])
+    return [
+        Note(*key, (sum if key[0] == "square" else max)(found), total) if found else Note(*key)
+        for key, found in counts.items()
+    ]
 
 
 def among(shard: Shard, images: Collection[int]) -> Tensor:
@@ -368,7 +341,6 @@ def among(shard: Shard, images: Collection[int]) -> Tensor:
 
 
 def _try_later(states: Sequence[CandidateState], found: Sequence[Points]) -> None:
-    """Try the points found for later candidates on the earlier ones."""
     for place, state in enumerate(states):
         with state.timed():
             for points in found[place + 1 :]:
