@@ -266,7 +266,7 @@ def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Look) -
 
 
 def kept(forge: Forge, before: Tensor, after: Tensor) -> Tensor:
-    """The share of each input that is left: after / before, 0 where that is 0 or a mask with a centre replaced it."""
+    """What is left of each input, in [0, 1]: after / before, 0 where it is 0 or a mask with a centre replaced it."""
     if forge.centre is not None:
         return ((before == after) & (before != 0)).to(before.dtype)
     return torch.where(before != 0, after / torch.where(before != 0, before, 1), 0).clamp(0, 1)

@@ -25,7 +25,7 @@ MOST_CLASSES = 100
 
 @dataclass(frozen=True)
 class Operator:
-    """A linear map v -> W v on batches; a vector is the last `item_ndim` dimensions: 1 for a linear layer's tokens."""
+    """A linear map v -> W v on batches of vectors; a vector has `item_ndim` dimensions, for a linear layer 1."""
 
     apply: Callable[[Tensor], Tensor]
     item_ndim: int
@@ -68,7 +68,7 @@ class Singular:
 def largest_singular(
     operator: Operator, keep: Tensor, *, tolerance: float = 1e-3, steps: int = 100, seed: int = 0
 ) -> Singular:
-    """The largest singular value of W diag(k) for each item k of `keep` (M, *item), to `tolerance` if `steps` allow."""
+    """The largest singular value of W diag(k) for all k in `keep` (M, *item), to `tolerance` or in `steps` products."""
     start = rng.normal(seed, torch.zeros(1, dtype=torch.int64), stream="lanczos", shape=keep.shape[1:])
     # The mask of a start keeps it in the space where W diag(keep) can be large; elsewhere the map is 0.
     v = _unit(start.to(keep) * keep)[0]

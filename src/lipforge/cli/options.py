@@ -75,6 +75,7 @@ AttackText = Annotated[
     str,
     Option(help="The attack, such as pgd:steps=20. fast is lipforge's own cascade, autoattack is AutoAttack standard."),
 ]
+RunPath = Annotated[str | None, Option(help="A run directory: keeps every shard; the same command again resumes.")]
 BatchSize = Annotated[int, Option(help="Images per forward pass.")]
 ShardSize = Annotated[int, Option(help="Images that are attacked together, and kept together.")]
 Json = Annotated[
@@ -216,9 +217,7 @@ class ThreatOptions:
 @dataclass(frozen=True)
 class RunOptions:
     panel: ClassVar[str] = "Run"
-    run: Annotated[str | None, Option(help="A run directory: keeps every shard; the same command again resumes.")] = (
-        None
-    )
+    run: RunPath = None
     seed: Annotated[
         int, Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
     ] = 0

@@ -67,7 +67,7 @@ class FolderOptions:
 
 @dataclass(frozen=True, eq=False)
 class FolderData(DataSet):
-    """The images that `open_folder` found; `seed` drew them (None: all are there), `skipped` names unreadable ones."""
+    """The images of a folder, read when asked for; `seed` drew them (None: all), `skipped` names unreadable files."""
 
     name: str
     listing: Listing = field(repr=False)

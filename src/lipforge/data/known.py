@@ -22,7 +22,7 @@ FILES = Path(__file__).parent / "files"
 
 @dataclass(frozen=True)
 class Layout:
-    """An archive from npm (`package`) or the authors (`url`), or the same `files`, in order, in one of `folders`."""
+    """How a set is published: an archive from npm (`package`) or its authors (`url`), or its files in `folders`."""
 
     format: Format
     archive: str

@@ -15,7 +15,7 @@ from lipforge.errors import InputError
 
 @dataclass(frozen=True, eq=False)
 class View(DataSet):
-    """Images of a data set by their positions in it, read when asked for; `seed` drew them (None: not at random)."""
+    """Images of a data set by position, read when asked for; `seed` says how they were drawn (None: not at random)."""
 
     name: str
     data: ImageData

@@ -37,7 +37,7 @@ def forge_(
     data: str | None = None,
     show_progress: bool | None = None,
 ) -> Recipe:
-    """Find the sites of `model`, insert masks (Step by default), calibrate; the recipe. An error changes nothing."""
+    """Forge `model` (with Step by default) in one pass over `images`; the recipe. On an error nothing has changed."""
     found = forges(model)
     if found:
         raise SiteError(f"the model is forged already ({len(found)} sites); call remove_ first, or calibrate_ again")

@@ -55,7 +55,7 @@ def forges(model: nn.Module) -> dict[str, Forge]:
 
 
 def set_ratio_(model: nn.Module, ratio: float | Mapping[str, float]) -> None:
-    """Set one ratio for all sites, or those that a mapping of site names or globs names; a later entry wins."""
+    """Set one ratio for all sites, or those that a mapping gives for site names or globs; later entries win."""
     found = require_forges(model)
     plan: dict[str, float] = {}
     for glob, value in (ratio if isinstance(ratio, Mapping) else {"*": ratio}).items():
@@ -131,6 +131,6 @@ def _check_sites(model: nn.Module, sites: list[Site]) -> None:
 
 
 def _forget_compiled() -> None:
-    """Drop all compiled code: it does not look at hooks again, and what of it is this model's cannot be seen."""
+    """Drop all compiled code: it does not look at hooks again, and which of it runs this model cannot be known."""
     if "torch._dynamo" in sys.modules:  # otherwise nothing was ever compiled
         torch.compiler.reset()

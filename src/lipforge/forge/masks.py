@@ -121,7 +121,7 @@ class Smooth:
 
     @cached_property
     def max_slope(self) -> float:
-        """max(1, s + a u s (1 - s)) with s = sigmoid(a u - b); over every threshold for `absolute` and `signed`."""
+        """The largest s + a u s (1 - s), s = sigmoid(a u - b), at least 1; over all thresholds unless `relative`."""
         # In v = a u the slope depends on b alone; beyond |b| + 40 the sigmoid is flat to double precision.
         high = self.a if self.argument == "relative" else abs(self.b) + 40
         low = -high if self.argument == "signed" else 0.0

@@ -78,7 +78,7 @@ class Recipe:
         write_json(path, {**vars(self), "mask": mask_to_dict(self.mask)})
 
     def apply_(self, model: nn.Module, *, strict: bool = True) -> None:
-        """Forge `model`, which must have the architecture of this recipe, or with `strict=False` only its sites."""
+        """Forge `model` by this recipe; another architecture is refused unless `strict=False` and every site fits."""
         self._check_fit(model, strict)
         if self.weights != weights_digest(model):
             warnings.warn("the recipe was calibrated on other weights; calibrate_ makes new bounds", stacklevel=2)

@@ -77,7 +77,7 @@ def list_models(kinds: Sequence[Kind] = ("bundled", "architecture")) -> dict[str
 
 
 def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
-    """What `package.module:function` or `path/to/file.py:function` returns; it may take `classes` or `num_classes`."""
+    """The model that `package.module:function` or `file.py:function` returns; it gets `classes` if that is given."""
     place, _, name = spec.rpartition(":")
     module = _import(place)
     function = getattr(module, name, None)

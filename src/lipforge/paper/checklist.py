@@ -74,7 +74,7 @@ class TableAudit:
 
 
 def check_table(rows: Iterable[Published], *, source: str) -> TableAudit:
-    """Apply every rule to published numbers; an error where none has anything to check, as silence would be praise."""
+    """Apply every rule to published numbers; it is an error if none applies, because silence would read as praise."""
     numbers, counts, findings = Numbers(rows), [], []
     if not numbers.rows:
         raise InputError("rows must not be empty")

@@ -38,7 +38,7 @@ Setting = tuple[str, str, str, str]
 
 @dataclass(frozen=True)
 class Published:
-    """One accuracy in percent. `ratio` is "0" for a base model, `eps` is "0" for "clean", `variant` may be "weight"."""
+    """An accuracy in percent. A base model has the ratio "0", clean images have eps "0"; "+ Weight" is a variant."""
 
     table: str
     dataset: str

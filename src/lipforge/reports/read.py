@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Run:
-    """What a report takes from a run: `results` by file, `kinds` also of unknown ones, `problems` of files left out."""
+    """All that a report takes from a run; `kinds` has files of unknown kinds too, `problems` says what was left out."""
 
     name: str
     results: dict[str, Any] = field(default_factory=dict)

@@ -41,20 +41,19 @@ def craft(
     step_size: float,
     epoch: int,
 ) -> Tensor:
-    """`x` after the method's attack with the current `threat` and `step_size` (a multiple of eps), if there is one."""
+    """`x` attacked under the current `threat`, if there is one, in steps of `step_size` (a multiple of eps)."""
     if config.attack_steps == 0 or threat is None:
         return x
     norm = norms.of(threat)
     with eval_mode(model):
-        if config.method == "trades":
-            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=epoch)
-            x_adv = norm.project(x + 0.001 * noise.to(x), x, threat.eps)
-            reference = model(x).detach()
-        else:
+        reference = model(x).detach() if config.method == "trades" else None
+        if reference is None:
             x_adv = norm.random_start(
                 x, threat.eps, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch
             )
-            reference = None
+        else:
+            noise = rng.normal(config.seed, ids, stream="trades-start", shape=x.shape[1:], counter=epoch)
+            x_adv = norm.project(x + 0.001 * noise.to(x), x, threat.eps)
         for _ in range(config.attack_steps):
             x_adv = x_adv.detach().requires_grad_()
             logits = model(x_adv)
