@@ -8,7 +8,7 @@ from typing import Literal
 import pytest
 
 from lipforge.errors import InputError
-from lipforge.records import from_builtins, read_json, to_builtins, write_json, write_whole
+from lipforge.records import Share, from_builtins, read_json, to_builtins, write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,7 @@ class Outer:
     ratio: float | Mapping[str, float]
     flag: bool | None
     inner: Inner | None = None
+    part: Share = 0.5
 
 
 OUTER = Outer("x", "b", (0.5, 1.0), (Inner(1), Inner(2, 0.25)), {"a": 0.5}, None, Inner(3))
@@ -115,6 +116,8 @@ def test_a_missing_field_takes_its_default_and_an_unknown_one_is_ignored():
         ({"parts": [7]}, "x.json: 'parts' 0 must be an object, got '7'"),
         ({"ratio": {"a": None}}, "x.json: 'ratio' must be a number"),
         ({"flag": "yes"}, "x.json: 'flag' must be true or false, got 'yes'"),
+        ({"part": 1.5}, "x.json: 'part' must lie in [0, 1], got '1.5'"),
+        ({"part": "y"}, "x.json: 'part' must be a number, got 'y'"),
         ({"inner": []}, "x.json: 'inner' must be an object, got"),
     ],
 )

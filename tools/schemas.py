@@ -6,7 +6,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 from lipforge.results import FORMAT, RESULTS
 
@@ -25,7 +25,7 @@ def schema_of(kind: type[Any]) -> dict[str, Any]:
 
 
 def _object(kind: type[Any], definitions: dict[str, Any]) -> dict[str, Any]:
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     properties = {field.name: _schema(hints[field.name], definitions) for field in dataclasses.fields(kind)}
     return {
         "description": " ".join((kind.__doc__ or "").split()),
@@ -44,6 +44,9 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
             definitions[kind.__name__] = {}
             definitions[kind.__name__] = _object(kind, definitions)
         return {"$ref": f"#/$defs/{kind.__name__}"}
+    if origin is Annotated:
+        low, high = arguments[1]
+        return {**_schema(arguments[0], definitions), "minimum": low, "maximum": high}
     if origin in (Union, types.UnionType):
         return {"anyOf": [_schema(one, definitions) for one in arguments]}
     if origin is Literal:

@@ -9,11 +9,14 @@ import typing
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 from lipforge.errors import InputError
 
 T = TypeVar("T")
+
+Share = Annotated[float, (0, 1)]
+"""A number between these limits; a result that says otherwise is damaged."""
 
 LARGEST = 1e100  # what is larger in a result is damage: its sums and products would overflow
 
@@ -40,7 +43,7 @@ def from_builtins(kind: type[T], values: Any, where: str) -> T:
     are missing take their default, unknown ones are ignored. An error begins with `where`."""
     if not isinstance(values, dict):
         raise InputError(f"{where} must be an object, got {_shown(values)}")
-    hints = typing.get_type_hints(kind)
+    hints = typing.get_type_hints(kind, include_extras=True)
     found = {}
     for field in dataclasses.fields(kind):  # type: ignore[arg-type]  # callers pass dataclasses
         if field.name in values:
@@ -55,6 +58,8 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
         return _read_any(arguments, value, where)
+    if origin is Annotated:
+        return _read_within(*arguments, value, where)
     if dataclasses.is_dataclass(hint):
         return from_builtins(typing.cast(type[Any], hint), value, where)
     if origin is tuple and isinstance(value, list):
@@ -85,6 +90,13 @@ def _read_any(hints: tuple[Any, ...], value: Any, where: str) -> Any:
         except InputError as error:
             errors.append(error)
     raise errors[0]
+
+
+def _read_within(hint: Any, limits: tuple[float, float], value: Any, where: str) -> Any:
+    number = _read(hint, value, where)
+    if limits[0] <= number <= limits[1]:
+        return number
+    raise InputError(f"{where} must lie in [{limits[0]}, {limits[1]}], got {_shown(value)}")
 
 
 def _named(hint: Any) -> str:

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Protocol, get_args
 from scipy.special import bdtr, betaincinv, ndtri  # not scipy.stats: it takes a second to import
 
 from lipforge.errors import InputError
+from lipforge.records import Share
 
 Method = Literal["clopper-pearson", "wilson"]
 
@@ -84,14 +85,14 @@ class Comparison:
     """
 
     kind: ClassVar[str] = "comparison"
-    base_accuracy: float
-    candidate_accuracy: float
+    base_accuracy: Share
+    candidate_accuracy: Share
     count: int
     gained: int
     lost: int
     difference: float
     interval: tuple[float, float]
-    p_value: float
+    p_value: Share
     robust_both: int
     gained_images: tuple[int, ...] = ()
     lost_images: tuple[int, ...] = ()

@@ -5,6 +5,7 @@ from typing import ClassVar, Literal
 
 from lipforge.results.evaluation import ROBUST, Note
 from lipforge.statistics import Comparison
+from lipforge.types import Norm
 
 Verdict = Literal["real", "not real", "harmful", "no change", "undecided"]
 
@@ -91,7 +92,7 @@ class AuditReport:
     model: str
     data: str
     threat: str
-    norm: str
+    norm: Norm
     eps: float
     seed: int
     count: int

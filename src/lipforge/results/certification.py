@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lipforge.records import Share
 from lipforge.statistics import clopper_pearson
 from lipforge.text import duration, share_text
 
@@ -36,8 +37,8 @@ class CurvePoint:
 
     radius: float
     certified: int
-    accuracy: float
-    interval: tuple[float, float]
+    accuracy: Share
+    interval: tuple[Share, Share]
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lipforge.records import Share
 from lipforge.statistics import Method
 from lipforge.text import share_text
+from lipforge.types import Norm
 
 ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
@@ -91,8 +93,8 @@ class CleanResult:
     kind: ClassVar[str] = "clean"
     count: int
     correct: int
-    accuracy: float
-    interval: tuple[float, float]
+    accuracy: Share
+    interval: tuple[Share, Share]
 
     def __str__(self) -> str:
         return f"{share_text(self.accuracy, self.interval, 2)}, n = {self.count}"
@@ -114,14 +116,14 @@ class RobustResult:
     data: str
     attack: str
     threat: str
-    norm: str
+    norm: Norm
     eps: float
     seed: int
     count: int
-    clean_accuracy: float
-    clean_interval: tuple[float, float]
-    robust_accuracy: float
-    interval: tuple[float, float]
+    clean_accuracy: Share
+    clean_interval: tuple[Share, Share]
+    robust_accuracy: Share
+    interval: tuple[Share, Share]
     outcome: tuple[str, ...]
     stages: tuple[Stage, ...]
     forwards: int
@@ -152,10 +154,10 @@ class SweepRow:
     threat: str
     eps: float
     count: int
-    clean_accuracy: float
-    clean_interval: tuple[float, float]
-    robust_accuracy: float
-    interval: tuple[float, float]
+    clean_accuracy: Share
+    clean_interval: tuple[Share, Share]
+    robust_accuracy: Share
+    interval: tuple[Share, Share]
     carried: int
     forwards: int
     backwards: int
@@ -180,7 +182,7 @@ class SweepResult:
     kind: ClassVar[str] = "sweep"
     rows: tuple[SweepRow, ...]
     carry: bool
-    norm: str
+    norm: Norm
     data: str
     seed: int
     count: int
@@ -210,19 +212,19 @@ class TransferResult:
     target: str
     attack: str
     threat: str
-    norm: str
+    norm: Norm
     eps: float
     refine: int
     data: str
     seed: int
     count: int
-    source_clean_accuracy: float
-    source_robust_accuracy: float
-    source_interval: tuple[float, float]
-    clean_accuracy: float
-    clean_interval: tuple[float, float]
-    robust_accuracy: float
-    interval: tuple[float, float]
+    source_clean_accuracy: Share
+    source_robust_accuracy: Share
+    source_interval: tuple[Share, Share]
+    clean_accuracy: Share
+    clean_interval: tuple[Share, Share]
+    robust_accuracy: Share
+    interval: tuple[Share, Share]
     shared: int
     transferred: int
     forwards: int

@@ -5,8 +5,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from lipforge.records import Share
 from lipforge.results.evaluation import ROBUST, Note
 from lipforge.statistics import Comparison, clopper_pearson
+from lipforge.types import Norm
 
 Setting = float | Mapping[str, float]  # one ratio for all sites, or one for each group of sites
 
@@ -27,12 +29,12 @@ class RatioScore:
     ratio: Setting
     label: str
     status: Status
-    clean_accuracy: float
-    clean_interval: tuple[float, float]
+    clean_accuracy: Share
+    clean_interval: tuple[Share, Share]
     clean_count: int
     count: int = 0
-    robust_accuracy: float | None = None
-    interval: tuple[float, float] | None = None
+    robust_accuracy: Share | None = None
+    interval: tuple[Share, Share] | None = None
     against_base: Comparison | None = None
     transferred: int = 0
     refined: int = 0
@@ -90,7 +92,7 @@ class SearchResult:
     metric: str
     attack: str
     threat: str
-    norm: str
+    norm: Norm
     eps: float
     data: str
     seed: int
