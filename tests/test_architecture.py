@@ -93,3 +93,10 @@ def test_what_should_be_light_imports_no_torch(part):
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_file_is_one_idea_on_at_most_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
+
+
+def test_a_package_can_be_reached_after_import_lipforge_alone():
+    code = "import lipforge; lipforge.attacks.PGD; lipforge.ranks.process_group; lipforge.rng"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        lipforge.nothing  # type: ignore[attr-defined]  # noqa: B018

@@ -2,13 +2,14 @@
 
 import ast
 from importlib import import_module
-from pathlib import Path
+from importlib.util import find_spec
+from pkgutil import get_data
 from typing import Any
 
 # Each name is imported when it is first used: torch takes seconds, which `lipforge --help` should not.
 _MODULES = {
     alias.name: str(node.module)
-    for node in ast.parse(Path(__file__).with_suffix(".pyi").read_text()).body
+    for node in ast.parse(get_data(__name__, "__init__.pyi") or b"").body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }
@@ -18,7 +19,9 @@ __all__ = sorted(_MODULES)  # the names of __init__.pyi
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module 'lipforge' has no attribute {name!r}")
+        if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
+            raise AttributeError(f"module 'lipforge' has no attribute {name!r}")
+        return import_module(f"{__name__}.{name}")  # lipforge.attacks after a mere `import lipforge`
     value = globals()[name] = getattr(import_module(_MODULES[name]), name)
     return value
 

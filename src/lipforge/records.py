@@ -59,7 +59,7 @@ def _read(hint: Any, value: Any, where: str) -> Any:
     if origin in (Union, types.UnionType):
         return _read_any(arguments, value, where)
     if origin is Annotated:
-        return _read_within(*arguments, value, where)
+        return _read_within(arguments[0], arguments[1], value, where)
     if dataclasses.is_dataclass(hint):
         return from_builtins(typing.cast(type[Any], hint), value, where)
     if origin is tuple and isinstance(value, list):

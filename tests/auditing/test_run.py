@@ -272,7 +272,7 @@ def test_wrong_use_is_explained():
     model, data = small()
     with pytest.raises(InputError, match="audit takes"):
         audit(model, data)  # type: ignore[call-overload]  # the mistake under test
-    with pytest.raises(InputError, match="audit knows the norms linf and l2, got l1"):
+    with pytest.raises(InputError, match="audit has no l1 form, as PGD and CW have none; use linf or l2"):
         audit(model, data, Threat("l1", 0.5), plan=QUICK)
     with pytest.raises(InputError, match="surrogates are for"):
         audit(model, data, THREAT, surrogates={})  # type: ignore[call-overload]  # the mistake under test

@@ -1,5 +1,6 @@
 import hashlib
 import os
+from dataclasses import fields
 from importlib.resources import files
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 
 from lipforge.data import load_data
 from lipforge.data.fetch import cached_path, read_cached
-from lipforge.data.known import KNOWN, SPLITS, load_sample
+from lipforge.data.known import FILES, KNOWN, SPLITS, KnownSet, Layout, load_sample
+from lipforge.records import read_json
 
 
 @pytest.mark.parametrize("known", KNOWN.values(), ids=lambda known: known.name)
@@ -97,3 +99,14 @@ def test_the_whole_set_is_the_authors_and_begins_with_the_sample(split, monkeypa
         split
     ]
     assert np.bincount(data.labels).tolist() == [len(data) // 10] * 10
+
+
+def test_the_table_has_no_field_that_nobody_reads_and_pins_every_split():
+    """An unknown key, such as a misspelt digest, would be ignored."""
+    for entry in read_json(FILES / "known.json"):
+        assert set(entry) <= {field.name for field in fields(KnownSet)}
+        known = KNOWN[entry["name"]]
+        for layout in entry["layouts"]:
+            assert set(layout) <= {field.name for field in fields(Layout)}
+        pinned = set(known.digests) == set(known.counts)
+        assert pinned or all(layout.md5 or layout.file_md5 for layout in known.layouts)

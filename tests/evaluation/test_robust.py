@@ -7,13 +7,14 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+import lipforge.attacks.folding
 from lipforge.attacks import APGD, PGD, Cascade, Square, fast
 from lipforge.data import from_arrays
 from lipforge.errors import InputError, ModelError, RunError
 from lipforge.evaluation import evaluate
 from lipforge.forge import forge_, forged, plain, set_ratio_, straight_through
 from lipforge.runs import RunDir
-from lipforge.statistics import clopper_pearson, wilson
+from lipforge.statistics import clopper_pearson, compare, wilson
 from lipforge.types import Threat
 from tests.evaluation.toys import THREAT, labelled, linear, robust_images, untimed
 from tests.nets import ResidualNet, images, seeded
@@ -131,7 +132,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     r"model\.tensors": {"classifier": linear(classes=3)},
     "batch_size was 100, now 7": {"batch_size": 7, "shard_size": 100},
     "size was 100, now 50": {"shard_size": 50},
-    r"model\.recipe was None, now 'other'": {"identity": {"recipe": "other"}},
+    r"model\.identity was None, now \{'recipe': 'other'\}": {"identity": {"recipe": "other"}},
 }
 
 
@@ -187,3 +188,48 @@ def test_bad_input_is_named():
         evaluate(linear().train(), (X, Y), ATTACK, THREAT)
     with pytest.raises(InputError, match="the interval must be one of clopper-pearson, wilson"):
         evaluate(MODEL, (X, Y), ATTACK, THREAT, interval="wald")  # type: ignore[arg-type]
+
+
+def test_a_function_runs_on_the_device_that_it_is_given():
+    seen = set()
+
+    def function(x: Tensor) -> Tensor:
+        seen.add(x.device.type)
+        return MODEL(x)
+
+    evaluate(function, (X, Y), ATTACK, THREAT, device=torch.device("cpu"))
+    assert seen == {"cpu"}
+
+
+def test_an_attack_of_the_user_needs_only_a_name_and_run():
+    class Mine:
+        name = "mine"
+
+        def run(self, *arguments: Any, **keywords: Any) -> Any:
+            return ATTACK.run(*arguments, **keywords)
+
+    found = evaluate(MODEL, (X, Y), Mine(), THREAT)  # type: ignore[arg-type]
+    assert found.outcome == evaluate(MODEL, (X, Y), ATTACK, THREAT).outcome
+
+
+@pytest.mark.parametrize("attack", [fast(), Cascade((fast(), PGD(steps=2)))], ids=["fast", "cascade"])
+def test_a_folded_copy_is_made_once_per_run_and_not_per_batch(attack, monkeypatch):
+    model = seeded(ResidualNet, width=4)
+    x = images(12, size=8)
+    made: list[int] = []
+    real = lipforge.attacks.folding.folded_copy
+
+    def counted(*given: Any) -> Any:
+        made.append(1)
+        return real(*given)
+
+    monkeypatch.setattr("lipforge.attacks.folding.folded_copy", counted)
+    evaluate(model, (x, model(x).argmax(dim=1)), attack, THREAT, batch_size=4)
+    assert len(made) == 1
+
+
+def test_results_on_the_same_images_compare_whatever_the_data_are_called():
+    one = evaluate(MODEL, from_arrays(X.numpy(), Y.numpy(), layout="NCHW", name="cifar10"), ATTACK, THREAT)
+    two = evaluate(MODEL, from_arrays(X.numpy(), Y.numpy(), layout="NCHW", name="cifar10:test"), ATTACK, THREAT)
+    assert one.data != two.data
+    assert compare(one, two).count == 22

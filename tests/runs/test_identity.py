@@ -43,7 +43,7 @@ def test_a_prepared_model_is_its_original():
 def test_a_function_in_a_run_must_be_named():
     with pytest.raises(InputError, match="cannot be told from another when a run is resumed; say what it is"):
         identified(torch.relu, None, in_run=True)
-    assert identified(torch.relu, {"model": "mine"}, in_run=True)["model"] == "mine"
+    assert identified(torch.relu, {"model": "mine"}, in_run=True)["identity"] == {"model": "mine"}
     assert "function" in identified(torch.relu, None, in_run=False)
 
 

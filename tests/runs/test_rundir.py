@@ -12,7 +12,8 @@ import pytest
 
 from lipforge.errors import InputError, RunError
 from lipforge.results import CleanResult, record
-from lipforge.runs import RunDir, open_task
+from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.tasks import held
 
 CONFIG = {"attack": "pgd", "model": {"tensors": "ab", "view": None}, "eps": 8 / 255}
 
@@ -160,3 +161,36 @@ def test_names_stay_inside_the_directory(tmp_path, name):
 def test_a_task_without_images_or_with_empty_shards_is_refused(count, size):
     with pytest.raises(InputError, match="at least 1 image in shards of at least 1"):
         open_task(None, "base", {}, count, size)
+
+
+@pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS])
+def test_a_file_system_without_locks_can_hold_a_run(tmp_path, monkeypatch, code):
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(code, "no locks")
+
+    monkeypatch.setattr("fcntl.flock", no_locks)
+    task = RunDir.open(tmp_path).task("base", CONFIG, 4, 4)
+    assert work(task, lambda images: {"sum": sum(images)}, "x", show_progress=False) == [{"sum": 6}]
+
+
+def test_a_full_disk_is_no_free_shard(tmp_path, monkeypatch):
+    task = RunDir.open(tmp_path).task("base", CONFIG, 4, 4)
+
+    def full(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fcntl.flock", full)
+    with pytest.raises(OSError, match="No space left"), task.claim(0):
+        pass
+
+
+def test_a_lock_that_stays_taken_or_a_failed_write_holds_nobody_up_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr("lipforge.runs.rundir.PATIENCE", 0.1)
+    with held(tmp_path / ".environment.lock", 0) as lock:
+        assert lock == "held"
+        RunDir.open(tmp_path)
+    monkeypatch.setattr("lipforge.runs.rundir.write_json", lambda *_: (_ for _ in ()).throw(OSError(28, "No space")))
+    with pytest.raises(RunError, match="No space"):
+        RunDir.open(tmp_path, command="another session")
+    with held(tmp_path / ".environment.lock", 0) as lock:
+        assert lock == "held"

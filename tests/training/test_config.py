@@ -22,7 +22,7 @@ from lipforge.types import Threat
         ({"lr": float("nan")}, "lr must be above 0"),
         ({"ema": 1.0}, r"ema must lie in \[0, 1\)"),
         ({"awp": -0.1}, "awp must not be negative"),
-        ({"threat": Threat("l1", 1.0)}, "linf and l2, got l1"),
+        ({"threat": Threat("l1", 1.0)}, "no l1 form; use linf or l2"),
     ],
     ids=lambda value: str(value),
 )

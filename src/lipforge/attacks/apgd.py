@@ -73,7 +73,8 @@ class TargetedAPGD(Attack):
         check_least(self, 1, "steps", "restarts", "targets")
         _check_rho(self.rho)
         if self.order not in ("rank", "nearest"):
-            raise InputError(f"order must be rank or nearest, got {self.order!r}")
+            hint = "; near is called nearest now" if self.order == "near" else ""
+            raise InputError(f"order must be rank or nearest, got {self.order!r}{hint}")
 
     def attack(self, state: AttackState) -> None:
         if len(state.robust()) == 0:

@@ -102,6 +102,10 @@ class Cascade(Attack):
         if not self.attacks:
             raise InputError("a cascade needs at least one attack")
 
+    def prepared(self, model: Classifier, images: Tensor) -> Classifier:
+        """What the first attack wants: a folded copy that a later one makes is made for each batch."""
+        return self.attacks[0].prepared(model, images)
+
     def attack(self, state: AttackState) -> None:
         state.close_stage("clean")
         for attack in self.attacks:

@@ -101,7 +101,8 @@ class AutoAttack(_Folding):
             return Cascade(standard)
         if self.version == "rand":
             return Cascade((APGD(eot_iter=20), APGD(loss=dlr, eot_iter=20)))
-        norms.of(norm).require("to_hyperplane")
+        if not norms.of(norm).has("to_hyperplane"):
+            raise InputError(f'autoattack("plus") has no {norm} form, as FAB has none; use autoattack() or fast()')
         _, targeted, fab, square = standard
         untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
         return Cascade((*untargeted, square, targeted, fab))

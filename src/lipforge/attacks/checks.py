@@ -1,5 +1,6 @@
 """Signs that the numbers of an attack cannot be trusted, as notes for its result."""
 
+import re
 import sys
 from collections.abc import Sequence
 from itertools import pairwise
@@ -99,8 +100,9 @@ def square_notes(stages: Sequence[Stage], count: int) -> list[Note]:
     """
     broken = sum(
         before.robust - stage.robust
-        for before, stage in pairwise(stages[1:])
-        if stage.attack == PROBE or stage.attack.startswith("square")
+        for number, (before, stage) in enumerate(pairwise(stages[1:]), start=2)
+        if stage.attack == PROBE or re.match(r"square\b", stage.attack)
+        if any(earlier.backwards for earlier in stages[:number])
     )
     return [Note("square", SQUARE, broken, count)] if broken else []
 

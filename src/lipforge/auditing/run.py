@@ -91,7 +91,7 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
         raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
     norm = norms.of(subject[-1])
     if not norm.has("steepest_step"):
-        raise InputError(f"audit knows the norms linf and l2, got {norm.name}: PGD and CW have no {norm.name} form")
+        raise InputError(f"audit has no {norm.name} form, as PGD and CW have none; use linf or l2")
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:

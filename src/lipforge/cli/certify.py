@@ -50,8 +50,9 @@ def certify(
     smoothing = Smoothing(parse_number(sigma, name="sigma"), n0, n, alpha, keep.seed, only_correct)
     chosen = None if radii is None else [parse_number(part, name="radii") for part in radii.split(",")]
     cost: dict[str, Any] = {"skip": skip, "limit": data.limit, "batch_size": batch_size}
-    # --skip and --limit choose among all images, or among those that --data-seed drew.
-    among = replace(data, limit=None) if data.data_seed is None else data
+    # --skip and --limit choose among all images; of random ones as many are drawn as that takes.
+    drawn = None if data.data_seed is None or data.limit is None else data.limit * skip
+    among = replace(data, limit=drawn)
     with options.session(models, among) as (rank, images, model, _):
         views = recipe.views(model)
         if estimate:

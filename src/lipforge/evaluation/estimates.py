@@ -46,7 +46,7 @@ def estimate(
     x, y, ids = experiment.read(sorted({round(step * (count - 1) / (probe - 1)) for step in range(probe)}))
     watch = Watch()
     with progress(f"{label}: probe of {len(x)} images", None, show=show_progress, status=watch):
-        result = attack.run(classifier, x, y, threat=threat, seed=seed, sample_ids=ids, watch=watch)
+        result = attack.run(attack.prepared(classifier, x), x, y, threat=threat, seed=seed, sample_ids=ids, watch=watch)
     forwards, backwards = result.forwards.tolist(), result.backwards.tolist()
     with torch.no_grad():
         forward_rate = rate(classifier, x, batch_size)

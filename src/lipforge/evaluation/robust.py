@@ -41,6 +41,7 @@ def evaluate(
     save_images: bool = False,
     interval: Method = "clopper-pearson",
     identity: Mapping[str, Any] | None = None,
+    device: torch.device | None = None,
     show_progress: bool | None = None,
 ) -> RobustResult:
     """How many images of `data` are robust to `attack`, image by image, with intervals, passes and notes.
@@ -48,7 +49,7 @@ def evaluate(
     With `run` every shard is kept: the same call again resumes, other processes may help, and torchrun's ranks share
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
     `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run. `save_images`
-    keeps the adversarial images beside each shard, as float32.
+    keeps the adversarial images beside each shard, as float32. A function runs on `device`, or where the images are.
     """
     shard_size = batch_size if shard_size is None else shard_size
     if batch_size < 1 or shard_size < 1:
@@ -58,7 +59,13 @@ def evaluate(
     if save_images and run is None:
         raise InputError("save_images needs a run directory to keep the images in; pass run=RunDir.open(path)")
     experiment = Experiment.open(
-        data, classifier, run=run, shard_size=shard_size, identity=identity, show_progress=show_progress
+        data,
+        classifier,
+        run=run,
+        shard_size=shard_size,
+        identity=identity,
+        device=device,
+        show_progress=show_progress,
     )
     config = {**attack_config(attack, threat, seed), "batch_size": batch_size}
     name = task_name(label, attack_text(attack), threat, seed)
@@ -131,6 +138,8 @@ def prepared_once(experiment: Experiment, attack: Attack, classifier: Classifier
     """What the attack searches on, made when it is first asked for: a folded copy is made once per run, not per batch,
     and checked on the first images of the data, whatever shards are left to compute."""
     count = min(CHECKED, len(experiment.data))
+    if not hasattr(attack, "prepared"):  # an attack of the user that only has `run`
+        return lambda: classifier
     return functools.cache(lambda: attack.prepared(classifier, experiment.read(range(count)).x))
 
 

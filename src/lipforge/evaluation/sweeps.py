@@ -13,6 +13,7 @@ from lipforge.errors import InputError
 from lipforge.evaluation.robust import classified, prepared_once, spent, summary, task_name, totals, unbroken
 from lipforge.results import Note, SweepResult, SweepRow
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of, slug
+from lipforge.runs.identity import canonical
 from lipforge.types import Classifier, Threat
 
 
@@ -56,7 +57,8 @@ def sweep_name(result: SweepResult) -> str:
     """What a sweep is called in a run: other rows, images or seeds make another name."""
     about = [[row.label, row.attack, row.threat] for row in result.rows]
     attacks = "+".join(dict.fromkeys(row.attack for row in result.rows))
-    return f"sweep__{slug(attacks)}__{digest_of([about, result.data, result.count, result.seed, result.carry])[:8]}"
+    setting = [about, canonical(result.data), result.count, result.seed, result.carry]
+    return f"sweep__{slug(attacks)}__{digest_of(setting)[:8]}"
 
 
 def _rows(

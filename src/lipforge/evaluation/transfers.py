@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lipforge.attacks import Attack, attack_text, norms, refine
 from lipforge.attacks.queries import is_misclassified
-from lipforge.batching import ImageData, device_of
+from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import attack_config, prepared_once, setting_of, spent, summary, task_name
 from lipforge.records import to_builtins
@@ -42,7 +42,9 @@ def transfer(
         raise InputError(f"refine must be at least 0, got {refine}")
     if refine and not norms.of(threat).has("steepest_step"):
         raise InputError(f"points cannot be refined in {threat.norm}; refine=0 takes the attack's points as they are")
-    experiment = Experiment.open(data, source, target, run=run, shard_size=shard_size, show_progress=show_progress)
+    if isinstance(target, nn.Module):
+        check_eval(target)
+    experiment = Experiment.open(data, source, run=run, shard_size=shard_size, show_progress=show_progress)
     name = f"transfer__{task_name('-to-'.join(names), attack_text(attack), threat, seed)}"
     config = {**attack_config(attack, threat, seed), "refine": refine}
     task = experiment.task(name, {"source": source, "target": target}, config)

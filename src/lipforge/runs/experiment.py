@@ -60,15 +60,16 @@ class Experiment:
         run: RunDir | None = None,
         shard_size: int = SHARD_SIZE,
         identity: Mapping[str, Any] | None = None,
+        device: torch.device | None = None,
         show_progress: bool | None = None,
     ) -> "Experiment":
-        """An experiment on `data`, a data set or an (images, labels) pair, on the device of the first module."""
+        """An experiment on `data`, a data set or an (images, labels) pair, on `device` or that of the first module."""
         if shard_size < 1:
             raise InputError(f"shard_size must be at least 1, got {shard_size}")
         modules = [classifier for classifier in classifiers if isinstance(classifier, nn.Module)]
         for module in modules:
             check_eval(module)
-        device = device_of(modules[0]) if modules else None
+        device = device_of(modules[0]) if modules and device is None else device
         return cls(as_data(data), device, run, shard_size, identity, show_progress)
 
     @property

@@ -24,7 +24,7 @@ def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in
     """What tells a classifier from others: its own identity, and what the caller says; a function in a run needs that.
 
     >>> identified(len, {"model": "mine-v2"}, in_run=True)
-    {'function': 'builtins.len', 'model': 'mine-v2'}
+    {'function': 'builtins.len', 'identity': {'model': 'mine-v2'}}
     """
     classifier = getattr(classifier, "original", classifier)  # a prepared model is its original
     if in_run and not identity and not isinstance(classifier, nn.Module):
@@ -32,7 +32,7 @@ def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in
             "a classifier that is no module cannot be told from another when a run is resumed; say what it is "
             "with identity={'model': 'mine-v2'}, or wrap it in an nn.Module"
         )
-    return {**model_identity(classifier), **(identity or {})}
+    return {**model_identity(classifier), **({"identity": dict(identity)} if identity else {})}
 
 
 def model_identity(classifier: Classifier) -> dict[str, Any]:
@@ -59,14 +59,23 @@ def data_identity(data: ImageData) -> dict[str, Any]:
     images and labels spread over the set."""
     describe = getattr(data, "describe", None)
     about = dict(describe()) if callable(describe) else {"name": data.name, "count": len(data)}
-    for key in about.keys() & {"name", "of"}:  # a set without a split is its test set: the same images
-        about[key] = re.sub(r":test(?=/|$)", "", str(about[key]))
+    for key in about.keys() & {"name", "of"}:
+        about[key] = canonical(str(about[key]))
     at = sorted({round(step * (len(data) - 1) / max(SAMPLED - 1, 1)) for step in range(SAMPLED)})
     images, labels = data.batch(at)
     digest = hashlib.sha256(tensor_bytes(images))
     digest.update(tensor_bytes(labels.to(torch.int64)))
     content = getattr(data, "content", None)
     return {**about, "sample": digest.hexdigest(), **({} if content is None else {"content": content})}
+
+
+def canonical(name: str) -> str:
+    """A data set's name in one spelling: a set without a split is its test set.
+
+    >>> canonical("cifar10:test/first 200")
+    'cifar10/first 200'
+    """
+    return re.sub(r":test(?=/|$)", "", name)
 
 
 def environment() -> dict[str, Any]:

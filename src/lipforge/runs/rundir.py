@@ -4,19 +4,16 @@ import os
 import re
 import secrets
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from filelock import FileLock, Timeout
 
 from lipforge.errors import InputError, RunError
 from lipforge.ranks import is_first
 from lipforge.records import read_json, to_builtins, write_json
 from lipforge.results import FORMAT, OLDER, from_record, record
 from lipforge.runs.identity import environment
-from lipforge.runs.tasks import Complete, Task, check_shape, digest_of
+from lipforge.runs.tasks import Complete, Task, check_shape, digest_of, held
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
@@ -99,13 +96,11 @@ class RunDir:
         now = environment() | ({} if command is None else {"command": command})
         if now in _environments(path):
             return
-        lock = FileLock(self.path / ".environment.lock", timeout=PATIENCE)
-        with suppress(Timeout, NotImplementedError):  # without a lock the worst is a session that is not recorded
-            lock.acquire()
-        before = _environments(path)
-        if now not in before:
-            write_json(path, {"environments": [*before, now]})
-        lock.release()
+        # Without the lock the worst is a session that is not recorded.
+        with held(self.path / ".environment.lock", PATIENCE):
+            before = _environments(path)
+            if now not in before:
+                write_json(path, {"environments": [*before, now]})
 
 
 def open_task(

@@ -1,5 +1,6 @@
 """A task: images in fixed ranges, one shard each, on disk or in memory."""
 
+import errno
 import hashlib
 import json
 import os
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -21,6 +22,30 @@ Compute = Callable[[range], Mapping[str, Any]]  # the result of one shard, from 
 Complete = Callable[["Task", range, Mapping[str, Any]], bool]
 
 ABANDONED = 3600.0  # seconds after which a half-written file is nobody's where no lock tells: writing takes moments
+
+NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # a file system without locks
+
+
+@contextmanager
+def held(path: Path, patience: float) -> Iterator[Literal["held", "busy", "no locks"]]:
+    """The file's lock inside the block, if it is free within `patience` seconds; its holder's death frees it."""
+    # Not a lock by the file's existence, which would outlive a holder that dies on another machine.
+    lock = FileLock(path, timeout=patience, fallback_to_soft=False)
+    found: Literal["held", "busy", "no locks"] = "held"
+    try:
+        lock.acquire()
+    except Timeout:
+        found = "busy"
+    except NotImplementedError:
+        found = "no locks"
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        found = "no locks"
+    try:
+        yield found
+    finally:
+        lock.release()
 
 
 class DamagedShardError(Exception):
@@ -73,23 +98,17 @@ class Task:
     def claim(self, index: int) -> Iterator[bool]:
         """Whether this process may compute the shard: nobody else is at it. A claim ends with its process. On a file
         system without locks every claim succeeds: shards may be computed twice, with the same result."""
-        lock = FileLock(path := self.path(index, ".lock"), timeout=0)
-        try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        except (NotImplementedError, OSError):  # no locks on this file system
-            pass
-        try:
-            self._tidy(index, alone=lock.is_locked)
+        path = self.path(index, ".lock")
+        with held(path, patience=0) as lock:
+            if lock == "busy":
+                yield False
+                return
+            self._tidy(index, alone=lock == "held")
             yield True
-        finally:
-            lock.release()
-            if self.path(index).exists():
-                # Whoever still waits for this lock finds the shard finished, so the file can go.
-                with suppress(PermissionError):  # Windows keeps a file that someone has open
-                    path.unlink(missing_ok=True)
+        if self.path(index).exists():
+            # Whoever still waits for this lock finds the shard finished, so the file can go.
+            with suppress(PermissionError):  # Windows keeps a file that someone has open
+                path.unlink(missing_ok=True)
 
     def _load(self, index: int) -> dict[str, Any] | None:
         images, path = self.images(index), self.path(index)

@@ -103,6 +103,8 @@ def _opened(
     """The views of a model and its groups of sites; the model's ratios are afterwards what they were."""
     named = () if isinstance(groups, bool) else tuple(groups)
     if not isinstance(model, nn.Module):
+        if groups is True:
+            raise InputError("groups=True takes the stages of a model; for a function name the groups")
         yield model, named
         return
     before = {name: forge.ratio for name, forge in require_forges(model).items()}

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
+from lipforge.attacks import norms
 from lipforge.errors import InputError, RunError
 from lipforge.types import Threat
 
@@ -53,8 +54,8 @@ class TrainConfig:
         for name, choices in (("method", Method), ("schedule", Schedule), ("optimizer", Optimizer)):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
-        if self.threat.norm == "l1":
-            raise InputError("adversarial training knows the norms linf and l2, got l1")
+        if not norms.of(self.threat).has("steepest_step"):
+            raise InputError(f"adversarial training has no {self.threat.norm} form; use linf or l2")
         for name in ("epochs", "batch_size", "holdout", "limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise InputError(f"{name} must be at least 1, got {getattr(self, name)}")

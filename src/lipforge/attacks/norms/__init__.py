@@ -99,9 +99,9 @@ class Norm:
     def lacks(self, *operations: str) -> InputError:
         """The error for operations that this norm does not have."""
         known = [name for name in get_args(types.Norm) if of(name).has(*operations)]
+        usable = "fast, autoattack, apgd, apgd-t or square" if self.sparse else "square"
         return InputError(
-            f"this attack knows the norms {' and '.join(known)}, got {self.name}; "
-            f"for {self.name} use fast, autoattack, apgd, apgd-t or square"
+            f"this attack knows the norms {' and '.join(known)}, got {self.name}; for {self.name} use {usable}"
         )
 
 
