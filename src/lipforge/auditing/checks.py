@@ -210,7 +210,7 @@ def precision(counts: Mapping[str, int] | None) -> Check:
     if counts is None:
         return Check(name, None, "a classifier that is no module cannot be converted")
     decide, flips, broken = counts["decide"], counts["flips"], counts["broken"]
-    text = f"{decide} images decide; float64 puts {flips} broken ones right and breaks {broken} more"
+    text = f"{decide} images decide; in float64, {flips} broken images are correct again and {broken} more are broken"
     return Check(name, flips == broken == 0, text)
 
 

@@ -37,7 +37,7 @@ def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: f
     if -margin <= low and high <= margin:
         return Decision("no change", f"no change: {found}, less than {100 * margin:g} either way")
     needed = images_needed(union, margin)
-    way = "might decide it" if union.difference else "with the same shares would make it no change"
+    way = "might decide it" if union.difference else "with the same shares would show no change"
     return Decision("undecided", f"undecided: {found}; about {needed:,} images {way}", needed)
 
 

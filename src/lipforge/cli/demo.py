@@ -66,6 +66,8 @@ def demo(
     lf.forge_(classifier, calibration, ratio=HEADLINE)
     _say(3, f"searching the ratio on {len(validation)} more training images")
     search = lf.choose_ratio(classifier, validation, threat=THREAT, run=run)
+    for text in search.all_notes:
+        note(f"search: {text}")
     lf.set_ratio_(classifier, _ratio(search))
     lf.save_recipe(run.path / "recipe.json", classifier)
     result = _measure(classifier, model, search, test, run, sizes)

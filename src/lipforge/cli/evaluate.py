@@ -97,7 +97,7 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
     show_table(title, ["model", "attack", ">clean", ">robust", ">passes", ">time"], rows)
     for one in found:
         if one.early_stopped:
-            say(f"{one.label}, {one.attack}: {one.early_stopped} of the robust images were early-stopped")
+            say(f"{one.label}, {one.attack}: robust images that were early-stopped: {one.early_stopped}")
         for text in one.notes:
             note(f"{one.label}, {one.attack}: {text}")
     bases = {one.attack: one for one in found if one.label == "base"}

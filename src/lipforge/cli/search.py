@@ -121,7 +121,7 @@ def _report(model: str, found: "SearchResult", paths: list[str], json: bool) -> 
 def _row(score: "RatioScore") -> list[str]:
     clean = share_text(score.clean_accuracy, score.clean_interval)
     if score.robust_accuracy is None or score.interval is None:
-        return [score.label, clean, "", "", "not attacked: not next to the best clean ratio (of equals the smallest)"]
+        return [score.label, clean, "", "", "not attacked: neither the best clean ratio nor next to it"]
     change, difference = "", score.against_base
     if difference is not None:
         points = points_text(difference.difference, difference.interval)
