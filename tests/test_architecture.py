@@ -95,6 +95,11 @@ def test_a_file_is_one_idea_on_at_most_400_lines(path):
     assert len(path.read_text().splitlines()) <= 400
 
 
+def test_every_public_name_is_the_object_that_the_stub_names():
+    for name, module in lipforge._MODULES.items():  # type: ignore[attr-defined]  # not in the stub
+        assert getattr(lipforge, name) is getattr(importlib.import_module(module), name), name
+
+
 def test_a_package_can_be_reached_after_import_lipforge_alone():
     code = "import lipforge; lipforge.attacks.PGD; lipforge.ranks.process_group; lipforge.rng"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

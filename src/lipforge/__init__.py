@@ -1,15 +1,15 @@
 """lipforge: forge a trained image classifier in one pass, and find out whether it really got harder to fool."""
 
 import ast
+import pkgutil
 from importlib import import_module
 from importlib.util import find_spec
-from pkgutil import get_data
 from typing import Any
 
 # Each name is imported when it is first used: torch takes seconds, which `lipforge --help` should not.
 _MODULES = {
     alias.name: str(node.module)
-    for node in ast.parse(get_data(__name__, "__init__.pyi") or b"").body
+    for node in ast.parse(pkgutil.get_data(__name__, "__init__.pyi") or b"").body
     if isinstance(node, ast.ImportFrom)
     for alias in node.names
 }

@@ -286,7 +286,7 @@ def test_l1_is_attacked_without_fab(attack):
     names = [attack.name for attack in autoattack().cascade(10, "l1").attacks]
     assert names == ["apgd", "apgd-t", "square"]
     assert autoattack().cascade(10, "l1").attacks[:2] == (APGD(restarts=5), TargetedAPGD(targets=5))
-    with pytest.raises(InputError, match="linf and l2, got l1"):
+    with pytest.raises(InputError, match=r"has no l1 form, as FAB has none; use autoattack\(\) or fast\(\)"):
         autoattack("plus").run(model, x, y, threat=threat)
 
 
