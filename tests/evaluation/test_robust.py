@@ -190,15 +190,10 @@ def test_bad_input_is_named():
         evaluate(MODEL, (X, Y), ATTACK, THREAT, interval="wald")  # type: ignore[arg-type]
 
 
-def test_a_function_runs_on_the_device_that_it_is_given():
-    seen = set()
-
-    def function(x: Tensor) -> Tensor:
-        seen.add(x.device.type)
-        return MODEL(x)
-
-    evaluate(function, (X, Y), ATTACK, THREAT, device=torch.device("cpu"))
-    assert seen == {"cpu"}
+def test_a_function_gets_its_images_on_the_device_that_is_given():
+    """Nothing can be computed on the device `meta`: an evaluation that ignored it would succeed."""
+    with pytest.raises(RuntimeError, match="meta"):
+        evaluate(lambda x: MODEL(x), (X, Y), ATTACK, THREAT, device=torch.device("meta"))
 
 
 def test_an_attack_of_the_user_needs_only_a_name_and_run():
