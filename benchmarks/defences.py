@@ -1,0 +1,91 @@
+"""Broken defences (tests/defences.py) against `fast`: who looks robust, and who is.
+
+    python benchmarks/defences.py [--images 40] [--first 1000] [--bases cifar10-resnet] [--defences decoy,softmax]
+
+Images are those of CIFAR-10's test set from --first on. "Truth" counts the images that are robust to transfer from the
+base, to attacks through gradients that get past the defence, and to `fast`; for random defences it is about the mean
+logits of 16 draws. Each finished row is kept in --results: interrupted runs resume. The last line is JSON.
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import lipforge as lf
+from lipforge.records import write_json
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from tests.defences import DEFENCES, Defence, correct, true_robust
+
+RESULTS = Path(__file__).parent / "results" / "defences"
+BASES = ("cifar10-resnet-natural", "cifar10-resnet")
+THREAT = lf.Threat("linf", "8/255")
+COLUMNS = ("defence", "base", "clean", "truth", "fast", "fast's notes", "seconds of truth, fast")
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    x, y = lf.load_data("cifar10:test").batch(range(options.first, options.first + options.images))
+    options.results.mkdir(parents=True, exist_ok=True)
+    rows = []
+    for name in options.bases.split(","):
+        base = lf.load_model(name)
+        for defence in DEFENCES:
+            if not options.defences or defence.name in options.defences.split(","):
+                file = options.results / f"{name}-{defence.name.replace('/', 'over')}-{options.first}-{len(x)}.json"
+                if not file.exists():
+                    write_json(file, {"defence": defence.name, "base": name, **measure(defence, base, x, y)})
+                rows.append(json.loads(file.read_text()))
+                print(line(rows[-1]), flush=True)
+    print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    print("\n".join(map(line, rows)))
+    print(json.dumps(rows))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--images", type=int, default=40)
+    parser.add_argument("--first", type=int, default=1000, help="the position of the first image")
+    parser.add_argument("--bases", default=",".join(BASES), help="names of models, separated by commas")
+    parser.add_argument("--defences", default="", help="names, separated by commas; all by default")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--threads", type=int, default=1)
+    return parser.parse_args()
+
+
+def measure(defence: Defence, base: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """One row: counts out of `count` images, the kinds of `fast`'s notes, and seconds."""
+    defended, started = defence.build(base), time.perf_counter()
+    fast = lf.evaluate(defended, (x, y), lf.fast(), THREAT, show_progress=False)
+    between = time.perf_counter()
+    truth = true_robust(defence, base, defended, x, y, THREAT, own=torch.tensor(fast.robust))
+    return {
+        "count": len(x),
+        "base_clean": int(correct(base, x, y).sum()),
+        "clean": int(correct(defence.judge(defended), x, y).sum()),
+        "truth": int(truth.sum()),
+        "fast": sum(fast.robust),
+        "notes": [note.kind for note in fast.notes],
+        "unreliable": getattr(fast, "unreliable", None),
+        "random": defence.random,
+        "seconds": [time.perf_counter() - between, between - started],
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """The row of the table; "unreliable" stands among the notes if `fast` says so."""
+    notes = ", ".join([*(["unreliable"] if row["unreliable"] else []), *row["notes"]])
+    seconds = ", ".join(f"{part:.0f}" for part in row["seconds"])
+    cells = (row["defence"], row["base"], row["clean"], row["truth"], row["fast"], notes, seconds)
+    return f"| {' | '.join(map(str, cells))} |"
+
+
+if __name__ == "__main__":
+    main()
