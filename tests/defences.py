@@ -95,6 +95,8 @@ def transferred(base: nn.Module, judge: nn.Module, x: Tensor, y: Tensor, threat:
         size = threat.eps * (0.5 if step < steps // 2 else 0.1)
         point = (point.detach() + size * gradient.sign()).clamp(low, high)
         broken |= ~correct(judge, point, y)
+        if broken.all():
+            break
     return broken
 
 
@@ -336,7 +338,7 @@ def masked(name: str, mask: lf.Step | lf.Piecewise, ratio: float, tolerance: flo
 
     def build(base: nn.Module) -> nn.Module:
         model = copy.deepcopy(base)
-        lf.forge_(model, lf.load_data("cifar10-sample:train", limit=300), mask=mask, ratio=ratio)
+        lf.forge_(model, lf.load_data("cifar10-sample:train", limit=200), mask=mask, ratio=ratio)
         return model
 
     def truths(base: nn.Module, judge: nn.Module) -> dict[str, lf.Classifier]:
@@ -359,8 +361,8 @@ WIGGLES = [(amplitude, frequency) for amplitude in (0.25, 0.5, 1.0) for frequenc
 
 DEFENCES = (
     on_images("rounding to 8 levels", rounding(8)),
-    on_images("DCT rounding", Dct(0.15, leak=0.0)),
-    on_images("DCT rounding, leaking", Dct(0.15, leak=1e-3)),
+    on_images("DCT rounding", Dct(0.15, leak=0.0), 0.15),
+    on_images("DCT rounding, leaking", Dct(0.15, leak=1e-3), 0.15),
     on_images("soft staircase", staircase(16, 30.0)),
     *(on_images(f"wiggle {size:g}/255 at {rate}", wiggle(size * LEVEL, rate)) for size, rate in WIGGLES),
     on_layers("hidden wiggle", wiggle(0.05, 1000)),
