@@ -362,7 +362,7 @@ WIGGLES = [(amplitude, frequency) for amplitude in (0.25, 0.5, 1.0) for frequenc
 DEFENCES = (
     on_images("rounding to 8 levels", rounding(8)),
     on_images("DCT rounding", Dct(0.15, leak=0.0), 0.15),
-    on_images("DCT rounding, leaking", Dct(0.15, leak=1e-3), 0.15),
+    on_images("leaking DCT rounding", Dct(0.15, leak=1e-3), 0.15),
     on_images("soft staircase", staircase(16, 30.0)),
     *(on_images(f"wiggle {size:g}/255 at {rate}", wiggle(size * LEVEL, rate)) for size, rate in WIGGLES),
     on_layers("hidden wiggle", wiggle(0.05, 1000)),
