@@ -29,8 +29,10 @@ class APGD(Attack):
     """APGD away from the true class, from `restarts` random points on the ball's edge.
 
     `rho` is the share of rising steps below which the step is halved. `eot_iter` above 1 averages every gradient over
-    that many passes, for models whose outputs are random (EOT). A robust image costs steps + 1 forwards and steps
-    backwards per restart (times `eot_iter`), and one forward for the clean image.
+    that many passes, for models whose outputs are random (EOT). With `noise` each of these passes is at a random point
+    within `noise` times eps, which gets past gradients that change from point to point. A robust image costs steps + 1
+    forwards and steps backwards per restart (times `eot_iter`; with noise a forward more per step), and one forward for
+    the clean image.
     """
 
     name: ClassVar[str] = "apgd"
@@ -39,14 +41,16 @@ class APGD(Attack):
     loss: str = "ce"
     rho: float = 0.75
     eot_iter: int = 1
+    noise: float = 0.0
 
     def __post_init__(self) -> None:
         find_loss(self.loss)
         check_least(self, 1, "steps", "restarts", "eot_iter")
+        check_least(self, 0, "noise")
         _check_rho(self.rho)
 
     def attack(self, state: AttackState) -> None:
-        goal, schedule = away(state, find_loss(self.loss)), Schedule(self.steps, self.rho, self.eot_iter)
+        goal, schedule = away(state, find_loss(self.loss)), Schedule(self.steps, self.rho, self.eot_iter, self.noise)
         for restart in range(self.restarts):
             climb(state, goal, schedule, stream=f"apgd-{self.loss}", counter=restart)
 
@@ -89,11 +93,12 @@ class TargetedAPGD(Attack):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How long APGD climbs, when it halves its step, and how many passes make a gradient."""
+    """How long APGD climbs, when it halves its step, and how many passes, with how much noise, make a gradient."""
 
     steps: int
     rho: float
     eot_iter: int = 1
+    noise: float = 0.0
 
     def checkpoints(self, *, sparse: bool = False) -> dict[int, int]:
         """The steps after which progress is judged, each with the number of steps since the last such judgement.
@@ -145,14 +150,15 @@ def _climb(state: AttackState, at: Tensor, start: Tensor, goal: Goal, eps: float
 
     Only points inside the threat count as successes.
     """
-    eot_iter, checkpoints = schedule.eot_iter, schedule.checkpoints(sparse=state.norm.sparse)
-    slope = state.gradient(start, at, goal, eot_iter=eot_iter)
+    eot_iter, noise = schedule.eot_iter, schedule.noise
+    checkpoints = schedule.checkpoints(sparse=state.norm.sparse)
+    slope = state.gradient(start, at, goal, eot_iter=eot_iter, noise=noise)
     climbers = Climbers(state.norm, eps, schedule.rho, at, state.x[at], start, slope)
     for step in range(schedule.steps + 1):
         if step > 0:
             climbers.move(step)
             if step < schedule.steps:
-                slope = state.gradient(climbers.point, climbers.at, goal, eot_iter=eot_iter)
+                slope = state.gradient(climbers.point, climbers.at, goal, eot_iter=eot_iter, noise=noise)
             else:  # nobody will use the gradient at the last point
                 logits = state.logits(climbers.point, climbers.at, eot_iter=eot_iter)
                 slope = Slope(climbers.gradient, goal(logits, climbers.at), logits)

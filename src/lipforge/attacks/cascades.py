@@ -13,13 +13,15 @@ from typing import ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
+from lipforge import rng
 from lipforge.attacks import norms
 from lipforge.attacks.apgd import APGD, Schedule, TargetedAPGD, climb
-from lipforge.attacks.base import Attack, Cascade, check_least
+from lipforge.attacks.base import Attack, Cascade, check_least, spelled
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import Precision, check_precision, prepare
 from lipforge.attacks.losses import margin, targeted_margin_loss, targets_by_distance
+from lipforge.attacks.masking import masked_gradients
 from lipforge.attacks.queries import Prepared
 from lipforge.attacks.square import Square
 from lipforge.attacks.state import AttackState, toward
@@ -30,6 +32,10 @@ from lipforge.types import Classifier, Norm
 Version = Literal["standard", "plus", "rand"]
 
 TARGETS = 9
+
+SMOOTHED = APGD(steps=20, loss="margin", eot_iter=8, noise=0.5)
+BLACK_BOX = Square(queries=1000, rescale=True)
+"""What images with masked gradients get: the first gets past gradients that change from point to point."""
 
 
 class _Folding(Attack):
@@ -65,6 +71,8 @@ class _Folding(Attack):
         cascade = self.cascade(classes, state.threat.norm)
         cascade.attack(state)
         attack_folded_only(state, cascade)
+        if self.version in ("standard", "plus"):  # fast has looked already
+            state.masked = masked_gradients(state).any
 
     def _folds(self) -> bool:
         return self.fold and self.version != "rand"
@@ -133,9 +141,8 @@ class Fast(_Folding):
     """Our own cascade, from cheap to dear, with a stopping rule; not AutoAttack, and never called so.
 
     20 APGD steps on the margin, 20 toward each of the two nearest classes, then `Restarts` of 50 toward the same two,
-    on the images that its rule finds worth it; the others are in the result's `early_stopped`. A short Square then
-    looks for masked gradients, and suspicious images get the standard cascade. `fold` and `precision` are as in
-    AutoAttack.
+    on the images that its rule finds worth it; the others are in the result's `early_stopped`. `Escalate` then looks
+    for masked gradients and attacks suspicious images again. `fold` and `precision` are as in AutoAttack.
     """
 
     name: ClassVar[str] = "fast"
@@ -221,35 +228,46 @@ class Restarts(Attack):
 
 @dataclass(frozen=True)
 class Escalate(Attack):
-    """The standard cascade on every image that is still robust and on which the gradient attacks look suspicious.
+    """More attacks on every image that is still robust and on which gradients look masked.
 
-    Suspicious is an image with a gradient of exactly 0 somewhere, one on which the gradient attacks never lowered the
-    margin at all, and one on which a Square of `queries` queries gets lower than all of them did. One that broke only
+    Masked are gradients that do not predict the model (`masked_gradients`). Where they predict too much, the image gets
+    20 steps of APGD on gradients averaged over 8 noisy neighbours. A gradient that is exactly 0 somewhere, gradient
+    attacks that never lowered the margin at all, and a Square that gets lower than all of them did are suspicious too;
+    Square has `queries` queries on a random image in `every`, and on suspicious images 1,000. An image that broke only
     on the folded copy goes through the standard cascade on the model itself.
     """
 
     name: ClassVar[str] = "escalate"
-    queries: int = 20
+    queries: int = 300
+    every: int = 16
 
     def __post_init__(self) -> None:
         Square(queries=self.queries)
+        check_least(self, 1, "every")
 
     def attack(self, state: AttackState) -> None:
         by_gradient, clean = state.margin.clone(), margin(state.clean_logits(), state.y)
-        Square(queries=self.queries).attack(state)
+        found = masked_gradients(state)
+        with state.only(self._sample(state)):
+            Square(queries=self.queries, rescale=True).attack(state)
         state.close_stage(PROBE)
         suspicious = state.zero_gradient | (by_gradient >= clean) | (state.margin < by_gradient)
-        standard = Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm))
-        searched = attack_folded_only(state, standard)
-        at = (suspicious & ~searched & ~state.broken).nonzero().squeeze(1)
-        if len(at) or searched.any():
-            state.notes += _fab_notes(state)
-        state.early_stopped[at] = False
-        if len(at):
-            text = "looked masked and went through the standard cascade"
-            state.notes.append(Note("escalated", text, len(at), len(state.x)))
-            with state.only(at):
-                standard.attack(state)
+        state.masked = found.any | suspicious
+        attack_folded_only(state, Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm)))
+        for attack, images in ((SMOOTHED, found.too_much), (BLACK_BOX, suspicious)):
+            at = (images & ~state.broken).nonzero().squeeze(1)
+            if len(at):
+                state.early_stopped[at] = False
+                text = f"looked masked and were attacked again, by {spelled(attack)}"
+                state.notes.append(Note("escalated", text, len(at), len(state.x)))
+                with state.only(at):
+                    attack.attack(state)
+                state.close_stage(spelled(attack))
+
+    def _sample(self, state: AttackState) -> Tensor:
+        """The positions of a random image in `every`, the same in any batch."""
+        drawn = rng.uniform(state.seed, state.ids, stream="escalate-sample", shape=(1,)).squeeze(1)
+        return (drawn < 1 / self.every).nonzero().squeeze(1)
 
 
 def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:

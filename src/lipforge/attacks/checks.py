@@ -34,7 +34,11 @@ ADAPTIVE_MODEL = Note(
     "the model computes gradients inside its forward pass: it adapts to the image it is shown, and attacks that do not "
     "know how may overestimate its robustness",
 )
-ZERO_GRADIENT = "had a gradient of exactly 0: gradient attacks cannot be trusted on them"
+ZERO_GRADIENT = "had a gradient of exactly 0 and are robust only to attacks that gradients may have misled"
+MASKED = (
+    "are robust, but their gradients do not predict the model: gradients are probably masked, and robust accuracy is "
+    "overstated; run lipforge audit, with a surrogate for whatever hides the gradient"
+)
 SQUARE = (
     "were broken by Square, which uses no gradients, after the gradient attacks: gradients are probably masked; run it "
     "longer and try an adaptive attack"
@@ -88,9 +92,11 @@ def _again(state: AttackState, at: Tensor) -> Tensor:
 
 
 def gradient_notes(state: AttackState) -> list[Note]:
-    """A note if some gradient was exactly 0: the attack did not move there, which is not the same as robust."""
-    count = int(state.zero_gradient.sum())
-    return [Note("zero_gradient", ZERO_GRADIENT, count, len(state.x))] if count else []
+    """Notes on the robust images with a gradient of exactly 0, and on those whose gradients do not predict the model:
+    an attack that was led nowhere there is not the same as robust."""
+    found = (("zero_gradient", ZERO_GRADIENT, state.zero_gradient), ("masked_gradients", MASKED, state.masked))
+    counts = [(kind, text, int((images & ~state.broken).sum())) for kind, text, images in found]
+    return [Note(kind, text, count, len(state.x)) for kind, text, count in counts if count]
 
 
 def square_notes(stages: Sequence[Stage], count: int) -> list[Note]:

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -71,6 +72,8 @@ class AttackState:
         self.backwards = torch.zeros_like(self.forwards)
         false = torch.zeros(len(x), dtype=torch.bool, device=x.device)
         self.broken, self.zero_gradient, self.early_stopped, self._skipped = (false.clone() for _ in range(4))
+        # Where gradients were found not to predict the model.
+        self.masked = false.clone()
         # Where the folded copy was fooled inside the threat and the model, asked again, was not.
         self.folded_only = false.clone()
         # The smallest margin that any point inside the threat has reached.
@@ -81,6 +84,7 @@ class AttackState:
         self.notes: list[Note] = []
         self.announce: Callable[[str], None] = lambda attack: None  # told which attack is about to begin
         self._clean: Tensor | None = None
+        self._drawn = 0
         self._origin: Tensor | None = None
         self._began = time.perf_counter()
 
@@ -166,11 +170,18 @@ class AttackState:
         passes = [self.ask(x_adv, at) for _ in range(eot_iter)]
         return passes[0] if eot_iter == 1 else torch.stack(passes).mean(dim=0)
 
-    def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, eot_iter: int = 1) -> Slope:
-        """The goal's slope at `x_adv`, the mean over `eot_iter` passes where the model is random."""
-        slope, *more = [self._slope(x_adv, at, goal) for _ in range(eot_iter)]
+    def gradient(self, x_adv: Tensor, at: Tensor, goal: Goal, *, eot_iter: int = 1, noise: float = 0.0) -> Slope:
+        """The goal's slope at `x_adv`, the mean over `eot_iter` passes where the model is random.
+
+        With `noise` the gradient is the mean over random points within that multiple of eps; value and logits are not.
+        """
+        points = self._neighbours(x_adv, at, noise, eot_iter) if noise else [x_adv] * eot_iter
+        slope, *more = [self._slope(point, at, goal) for point in points]
         if more:
             slope = Slope(*(torch.stack(part).mean(0) for part in zip(slope, *more, strict=True)))
+        if noise:
+            logits = self.logits(x_adv, at)
+            slope = Slope(slope.gradient, goal(logits, at), logits)
         self.zero_gradient[at] |= torch.linalg.vector_norm(slope.gradient.flatten(1), torch.inf, dim=1) == 0
         return slope
 
@@ -254,16 +265,23 @@ class AttackState:
         value = margin(logits, self.y[at]).to(self.margin)
         return again & inside, torch.where(inside, value, torch.inf)  # what is outside is no point of the threat
 
+    def _neighbours(self, x_adv: Tensor, at: Tensor, noise: float, count: int) -> list[Tensor]:
+        """Random points near each of `x_adv`, drawn anew at every call."""
+        drawn, self._drawn = self._drawn, self._drawn + count
+        draw = partial(self.norm.random_start, seed=self.seed, sample_ids=self.ids[at], stream="neighbours")
+        return [draw(x_adv, noise * self.eps, counter=drawn + number) for number in range(count)]
+
     def _slope(self, x_adv: Tensor, at: Tensor, goal: Goal) -> Slope:
         self.forwards[at] += 1
         self.backwards[at] += 1
         x_adv = x_adv.detach().requires_grad_()
         with torch.enable_grad():
             logits = self.ask(x_adv, at)
-            if not logits.requires_grad:
-                raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
             value = goal(logits, at)
-            (gradient,) = torch.autograd.grad(value.sum(), x_adv)
+            # Unused, where only the model's parameters have a gradient: its images pass through a comparison, say.
+            gradient = torch.autograd.grad(value.sum(), x_adv, allow_unused=True)[0] if value.requires_grad else None
+        if gradient is None:
+            raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
         return Slope(gradient, value.detach(), logits.detach())
 
 

@@ -3,12 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from typer import Option
+from typer import Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
+from lipforge.ranks import by_torchrun
+from lipforge.results.evaluation import UNRELIABLE_EXIT
 from lipforge.text import duration, share_text
 
 if TYPE_CHECKING:
@@ -47,6 +49,8 @@ def evaluate(
 ) -> None:
     """Attack a classifier and say how many images are robust, with intervals, costs and notes.
 
+    Exit codes: 0 done; 4 a robust accuracy is unreliable, as a note says: gradients look masked or outputs are random.
+
     [bold]Examples[/]
 
     lipforge evaluate cifar10-resnet --limit 200 --run runs/x
@@ -76,6 +80,9 @@ def evaluate(
         found = [lf.evaluate(views[label], images, one, threat, label=label, **shared) for label, one in pairs]
         if rank.is_first:
             _report(found, keep, json)
+    # torchrun would take the exit code for a crash, and start the evaluation again.
+    if any(one.unreliable for one in found) and not by_torchrun():
+        raise Exit(UNRELIABLE_EXIT)
 
 
 def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool) -> None:
@@ -87,7 +94,7 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
             one.label,
             one.attack,
             share_text(one.clean_accuracy, one.clean_interval),
-            share_text(one.robust_accuracy, one.interval),
+            one.robust_text,
             f"{one.forwards + one.backwards:,}",
             duration(one.seconds),
         ]

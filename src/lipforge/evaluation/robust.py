@@ -18,7 +18,7 @@ from lipforge.errors import InputError
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
-from lipforge.results.evaluation import common_order, numbered
+from lipforge.results.evaluation import common_order, numbered, unreliable_notes
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
@@ -81,11 +81,14 @@ def evaluate(
         return found
 
     shards = experiment.work(task, attacked, title=label, status=watch)
+    found = summary(shards, method=interval)
+    doubts = unreliable_notes(found["notes"], len(found["outcome"]), found["outcome"].count(ROBUST))
     result = RobustResult(
         label=label,
         model=model_name,
         **setting_of(experiment, attack, threat, seed),
-        **summary(shards, method=interval),
+        **found,
+        unreliable=bool(doubts),
         stages=merge_stages(shards),
         early_stopped=len(joined(shards, "early_stopped")),
         interval_method=interval,

@@ -13,6 +13,19 @@ ROBUST, MISCLASSIFIED = "robust", "misclassified"
 """The outcomes of an image that no attack broke: still classified correctly, and wrong before any attack."""
 SQUARE_SHARE = 0.002  # images that Square may break after gradient attacks before it is worth a note, as in AutoAttack
 
+POINT = 0.01
+UNRELIABLE: dict[str, tuple[float, float]] = {
+    "random_outputs": (0.0, 0.0),
+    "softmax": (0.0, 0.0),
+    "adaptive_model": (0.0, 0.0),
+    "square": (POINT, 0.0),
+    "zero_gradient": (POINT, 0.1),
+    "masked_gradients": (POINT, 0.1),
+}
+"""The notes that make a robust accuracy unreliable, if they are about more than these shares of all images and of the
+robust ones: a point or more may be missing, and one odd image among the robust ones is not a defence."""
+UNRELIABLE_EXIT = 4  # the exit code of a command whose result is unreliable
+
 
 @dataclass(frozen=True)
 class Note:
@@ -46,6 +59,25 @@ def merge_notes(notes: Iterable[Note], total: int) -> tuple[Note, ...]:
         for (kind, text), count in counts.items()
         if kind != "square" or (count or 0) > SQUARE_SHARE * total
     )
+
+
+def unreliable_notes(notes: Iterable[Note], count: int, robust: int) -> tuple[Note, ...]:
+    """The notes that make a robust accuracy of `robust` of `count` images unreliable: overstated by more than a point,
+    perhaps. One of a point or less cannot be.
+
+    >>> unreliable_notes([Note("masked_gradients", "are masked", 5, 100)], count=100, robust=30)
+    (Note(kind='masked_gradients', text='are masked', count=5, total=100),)
+    >>> unreliable_notes([Note("masked_gradients", "are masked", 2, 100)], count=100, robust=30)
+    ()
+    """
+
+    def condemns(note: Note) -> bool:
+        of_all, of_robust = UNRELIABLE.get(note.kind, (1.0, 1.0))
+        return note.kind in UNRELIABLE and (
+            note.count is None or (note.count > of_all * count and note.count > of_robust * robust)
+        )
+
+    return tuple(note for note in notes if condemns(note)) if robust > POINT * count else ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +139,8 @@ class RobustResult:
     `outcome` has for each image "robust", "misclassified" (before any attack) or the attack that broke it. Accuracies
     are shares of all `count` images, with 95 % intervals. `seconds` are summed over shards: device-seconds.
     `early_stopped` counts robust images that `fast` stopped attacking before its last round. `notes` are reasons not to
-    trust the result. `data_digest` identifies the images.
+    trust the result, and it is `unreliable` if one of them may be worth a point or more: robust accuracy is then
+    probably overstated. `data_digest` identifies the images.
     """
 
     kind: ClassVar[str] = "robust"
@@ -133,15 +166,21 @@ class RobustResult:
     notes: tuple[Note, ...]
     interval_method: Method = "clopper-pearson"
     data_digest: str = ""
+    unreliable: bool = False
 
     @property
     def robust(self) -> list[bool]:
         return [word == ROBUST for word in self.outcome]
 
+    @property
+    def robust_text(self) -> str:
+        """Robust accuracy in percent with its interval, marked if it is unreliable."""
+        return share_text(self.robust_accuracy, self.interval) + (" unreliable" if self.unreliable else "")
+
     def __str__(self) -> str:
         clean = share_text(self.clean_accuracy, self.clean_interval)
-        robust = share_text(self.robust_accuracy, self.interval)
-        return f"{self.label}: clean {clean}, {self.attack} {self.threat} {robust}, n = {self.count}, seed {self.seed}"
+        attacked = f"{self.attack} {self.threat} {self.robust_text}"
+        return f"{self.label}: clean {clean}, {attacked}, n = {self.count}, seed {self.seed}"
 
 
 @dataclass(frozen=True)

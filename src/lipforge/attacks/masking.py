@@ -1,0 +1,71 @@
+"""Do the gradients predict the model? Where they do not, an attack that follows them says little.
+
+On a robust image an honest network is nearly linear: a step along the gradient changes the difference of two logits by
+what the gradient predicts, at every length up to eps, and so does a step in those entries alone whose gradients are
+small. Defences that hide gradients fail one of the two: noise in the input, gradients that are wrong or 0, masks that
+jump, and staircases, whose steep entries predict too much and whose flat ones too little.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from lipforge.attacks.losses import targeted_margin_loss, targets_by_rank
+from lipforge.attacks.state import AttackState, Goal, toward
+
+SHORT, LONG = 4 / 3, 3.0
+"""By which factor a step may differ from its prediction: up to a quarter of eps, and at eps.
+
+Set on robust and natural nets and broken defences around them, on training images; docs/attacks.md has the figures.
+"""
+
+STEPS = ((1 / 16, SHORT), (1 / 4, SHORT), (1.0, LONG))
+
+
+class Masked(NamedTuple):
+    """Which robust images (N,) have gradients that do not predict the model, and which of them predict too much."""
+
+    any: Tensor
+    too_much: Tensor
+
+
+def masked_gradients(state: AttackState) -> Masked:
+    """Whether the gradients at each robust image, and at a random point near it, predict the model.
+
+    A robust image costs 10 forwards and 2 backwards.
+    """
+    found, at = Masked(torch.zeros_like(state.broken), torch.zeros_like(state.broken)), state.robust()
+    if len(at) == 0:
+        return found
+    goal = toward(state, targeted_margin_loss, targets_by_rank(state, 1)[0])
+    near = state.norm.random_start(
+        state.x[at], state.eps, seed=state.seed, sample_ids=state.ids[at], stream="masked-gradients"
+    )
+    for point in (state.x[at], near):
+        too_much, too_little = mispredicted(state, point, at, goal)
+        found.any[at] |= too_much | too_little
+        found.too_much[at] |= too_much
+    return found
+
+
+def mispredicted(state: AttackState, point: Tensor, at: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:
+    """At which points (M,) the goal's gradient predicts too much of a rise, and at which too little."""
+    slope = state.gradient(point, at, goal)
+    small = slope.gradient * _small_entries(slope.gradient)
+    too_much, too_little = torch.zeros(2, len(at), dtype=torch.bool, device=at.device)
+    for direction, step, band in (*((slope.gradient, *each) for each in STEPS), (small, *STEPS[-1])):
+        moved = (point + state.norm.steepest_step(direction, step * state.eps)).clamp(0.0, 1.0)
+        predicted = (slope.gradient * (moved - point)).flatten(1).sum(dim=1)
+        rise = goal(state.logits(moved, at), at) - slope.value
+        told = (moved != point).flatten(1).any(dim=1) | (direction is not small)  # where no entry is small, nothing is
+        too_much |= ~(rise > predicted / band) & told
+        too_little |= ~(rise < predicted * band) & told
+    return too_much, too_little
+
+
+def _small_entries(gradient: Tensor) -> Tensor:
+    """The half of an image's entries with the smaller gradients, leaving out those that are exactly 0."""
+    size = gradient.abs()
+    middle = torch.where(size > 0, size, torch.nan).flatten(1).nanmedian(dim=1).values
+    return (size <= middle[:, None, None, None]) & (size > 0)
