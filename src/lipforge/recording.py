@@ -1,7 +1,8 @@
 """One forward pass recorded from outside: every operator, the memory it read, and what it returned."""
 
+import sys
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +22,12 @@ def record(model: nn.Module, image: Tensor, watcher: Watcher, hooks: Iterable[Re
             stack.enter_context(hook)
         with torch.no_grad(), _Recorder(watcher):
             model(image)
+
+
+def eager() -> AbstractContextManager[object]:
+    """No compiled code runs inside: it would not call hooks that were added after it was compiled."""
+    compiling = "torch._dynamo" in sys.modules  # otherwise nothing was ever compiled, and the import takes seconds
+    return torch.compiler.set_stance("force_eager") if compiling else nullcontext()
 
 
 def storage(tensor: Tensor) -> int:

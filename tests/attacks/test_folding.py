@@ -17,10 +17,11 @@ from lipforge.attacks import (
     fast,
     prepare,
 )
-from lipforge.attacks.folding import direct_pairs, fold_
+from lipforge.attacks.folding import Laid, direct_pairs, fold_, folded_copy
 from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
+from lipforge.forge import forge_, forged, plain
 from lipforge.models import load_model
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
@@ -60,6 +61,18 @@ def test_every_norm_of_a_plain_residual_net_is_folded_and_its_logits_stay():
         fold_(model, *pair)
     assert not any(isinstance(module, nn.BatchNorm2d) for module in model.modules())
     torch.testing.assert_close(model(x), expected, rtol=0, atol=1e-12)
+
+
+def test_the_norms_behind_forged_convs_are_folded_too():
+    model, x = seeded(ResidualNet), images(6)
+    forge_(model, images(32), ratio=0.25)
+    view = forged(model)
+    assert direct_pairs(view, x[:1]) == direct_pairs(plain(model), x[:1])
+    folded, _ = folded_copy(view, x, "float32")
+    assert isinstance(folded, Laid)
+    assert not any(isinstance(module, nn.BatchNorm2d) for module in folded.module.modules())
+    torch.testing.assert_close(folded(x), view(x), rtol=0, atol=1e-5)
+    assert not torch.allclose(plain(model)(x), view(x), rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("affine", [True, False])

@@ -58,10 +58,57 @@ def test_a_width_that_is_no_width_is_refused(model, width):
         smooth_backward(model, width=width)
 
 
-def test_views_share_every_parameter_and_buffer(model):
+def test_views_share_the_memory_of_every_parameter_and_buffer(model):
     for view in (plain(model), forged(model), straight_through(model), smooth_backward(model)):
-        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        assert all(id(tensor) in own for tensor in (*view.parameters(), *view.buffers()))
+        own = {tensor.data_ptr() for tensor in (*model.parameters(), *model.buffers())}
+        assert all(tensor.data_ptr() in own for tensor in (*view.parameters(), *view.buffers()))
+
+
+@pytest.mark.parametrize("view", [plain, forged])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        nn.Module.half,
+        nn.Module.bfloat16,
+        nn.Module.double,
+        lambda module: module.to(torch.float64),
+        lambda module: module.to("meta"),
+        lambda module: module.to(memory_format=torch.channels_last),
+        lambda module: module.requires_grad_(False),
+        lambda module: module.block1.double(),
+    ],
+)
+def test_converting_a_view_leaves_the_model_and_other_views_alone(model, view, convert):
+    def state(module):
+        tensors = [*module.parameters(), *module.buffers()]
+        return [(tensor.dtype, tensor.device, tensor.stride(), tensor.requires_grad) for tensor in tensors]
+
+    x, others = images(2), [model, plain(model), forged(model)]
+    before = [(state(module), module(x)) for module in others]
+    convert(view(model))
+    for module, (expected, logits) in zip(others, before, strict=True):
+        assert state(module) == expected
+        assert torch.equal(module(x), logits)
+
+
+def test_a_converted_view_is_the_view_of_a_converted_model(model):
+    view, x = forged(model).double(), images(2).double()
+    logits = view(x)
+    assert logits.dtype == torch.float64
+    assert torch.equal(logits, forged(model.double())(x))
+
+
+def test_converting_the_model_leaves_its_views_as_they_are(model):
+    view, x = forged(model), images(2)
+    before = view(x)
+    model.half()
+    assert torch.equal(view(x), before)
+
+
+def test_tied_parameters_stay_tied_in_a_view(model):
+    model.block2.conv2.weight = model.block2.conv1.weight = nn.Parameter(torch.zeros(16, 16, 3, 3))
+    view: Any = plain(model)
+    assert view.block2.conv1.weight is view.block2.conv2.weight
 
 
 def test_a_changed_weight_shows_in_every_view(model):

@@ -15,6 +15,7 @@ from lipforge.errors import InputError
 from lipforge.forge import Forge, forged, forges, plain
 from lipforge.forge.insert import CHILD
 from lipforge.progress import progress
+from lipforge.recording import eager
 from lipforge.results.analysis import Analysis, LayerReport, NetworkReport, ProductBound, Spread
 
 Attacker = Callable[[Tensor, Tensor], Tensor]
@@ -252,7 +253,7 @@ def observe(view: nn.Module, sites: Iterable[str], images: Tensor, look: Look) -
             inputs[name] = None
             look(name, *seen, out)
 
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, eager():
         for name in sites:
             layer = view.get_submodule(name)
             forge = layer._modules.get(CHILD)

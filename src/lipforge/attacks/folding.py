@@ -209,7 +209,8 @@ def _single(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _plain_conv(module: nn.Module) -> bool:
-    return type(module) in CONVS and "weight" in module._parameters and not module._forward_hooks
+    kind = getattr(module, "unforged_class", type(module))  # a forged conv says what it is behind its mask
+    return kind in CONVS and "weight" in module._parameters and not module._forward_hooks
 
 
 def _fixed_norm(module: nn.Module) -> bool:

@@ -18,6 +18,7 @@ from lipforge.forge.sites import DEFAULT_RULES, find_sites, unwrap
 from lipforge.forge.trackers import Maximum, Moments, Quantile, Tracker
 from lipforge.progress import progress
 from lipforge.ranks import joined
+from lipforge.recording import eager
 
 Trackers = dict[str, Tracker]
 
@@ -94,7 +95,7 @@ def _run(model: nn.Module, images: ImageSource, batch_size: int, trackers: Track
     """Feed all images; how many there were. A non-finite activation is reported one batch late, without a stall."""
     device, seen = device_of(model), 0
     suspect: tuple[Tensor, Tensor, int] | None = None
-    with torch.no_grad(), progress("calibrating", image_count(images), show=show) as step:
+    with torch.no_grad(), eager(), progress("calibrating", image_count(images), show=show) as step:
         for batch in batches(images, batch_size):
             inputs = batch.images.to(device, non_blocking=True)
             _forward(model, inputs, batch.first)

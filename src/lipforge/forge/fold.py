@@ -22,6 +22,7 @@ from lipforge.forge.recipe import in_features
 from lipforge.forge.sites import unwrap
 from lipforge.forge.trackers import other_dims
 from lipforge.progress import progress
+from lipforge.recording import eager
 from lipforge.records import write_whole
 
 FoldableLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
@@ -82,7 +83,7 @@ def count_zeros(
         elements[name] += output.numel() // output.shape[forge.channel_dim]
 
     seen = 0
-    with ExitStack() as hooks, torch.no_grad():
+    with ExitStack() as hooks, torch.no_grad(), eager():
         for name, forge in found.items():
             hooks.enter_context(forge.register_forward_hook(partial(watch, name)))
         step = hooks.enter_context(progress("counting zeros", image_count(images), show=show_progress))

@@ -1,14 +1,14 @@
-"""Forged functions into a model and out again: a `Forge` child on each layer, and a forward-pre-hook without state.
+"""Forged functions into a model and out again: a `Forge` child on each layer, whose class forges before it computes.
 
-So layers keep their class and keys, `print(model)` shows the masks, and deepcopy, pickle and torch.compile work.
+So keys do not change, `isinstance(layer, Conv2d)` holds, `print(model)` shows the masks, and deepcopy and pickle work.
+Compiled code guards the class of every layer, so it never serves a model that is forged otherwise.
 """
 
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
+from functools import cache
 from typing import Any, cast
 
-import torch
 from torch import Tensor, nn
 
 from lipforge.batching import device_of
@@ -31,21 +31,25 @@ def insert_(
     try:
         for layer, forge in zip(layers, made, strict=True):
             own = next((parameter.device for parameter in layer.parameters()), device)
-            layer.add_module(CHILD, forge.train(layer.training).to(own))
-            layer.register_forward_pre_hook(_forge_input, with_kwargs=True)
+            _attach(layer, forge.train(layer.training).to(own))
     except BaseException:
         for layer in layers:
             _detach(layer)
         raise
-    _forget_compiled()
     return forges(model)
 
 
 def remove_(model: nn.Module) -> None:
     """Take all forged functions out: the model is what it was before `insert_`, to the byte."""
-    for name in forges(model):
-        _detach(unwrap(model).get_submodule(name))
-    _forget_compiled()
+    layers = {name: unwrap(model).get_submodule(name) for name in forges(model)}
+    for name, layer in layers.items():
+        if ForgedLayer not in type(layer).__bases__:
+            raise SiteError(
+                f"site '{name}' changed its class after it was forged, to {type(layer)}; undo that before remove_ or "
+                "a plain view, and parametrize layers before forging them"
+            )
+    for layer in layers.values():
+        _detach(layer)
 
 
 def forges(model: nn.Module) -> dict[str, Forge]:
@@ -82,8 +86,45 @@ def require_forges(model: nn.Module) -> dict[str, Forge]:
     return found
 
 
+class ForgedLayer(nn.Module):
+    """The part of a forged layer's class that comes before the layer's own: it forges the input."""
+
+    unforged_class: type[nn.Module]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _forge_input(self, args, kwargs)
+        return super().forward(*args, **kwargs)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the layer is pickled, and then forged again: nothing can import a class that was made here."""
+        make, args, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        parts = (self.unforged_class if part is type(self) else part for part in (make, *args))
+        return _forged_again, tuple(parts), *state
+
+
+def _forged_again(make: Callable[..., nn.Module], *args: Any) -> nn.Module:
+    return _with_forged_class(make(*args))
+
+
+def _with_forged_class(layer: nn.Module) -> nn.Module:
+    """The layer in the class of forged ones of its kind, one per kind, as compiled code tells classes apart."""
+    layer.__class__ = _forged_class(type(layer))  # type: ignore[arg-type]  # mypy takes no class as hashable
+    return layer
+
+
+@cache
+def _forged_class(kind: type[nn.Module]) -> type[nn.Module]:
+    """It has the kind's name, by which sites, recipes and other libraries know a layer."""
+    return type(kind.__name__, (ForgedLayer, kind), {})
+
+
+def _called(layer: nn.Module, args: Any) -> None:
+    """A hook that does nothing: TransformerEncoderLayer's fast path would read the weights of layers without hooks
+    instead of calling them, and so skip the forged function."""
+
+
 def _forge_input(layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The forward-pre-hook: forge the layer's input, for attention modules query, key and value."""
+    """The arguments with the layer's input forged: for attention modules query, key and value."""
     forge = cast(Forge, layer._modules[CHILD])
     if not isinstance(layer, nn.MultiheadAttention):
         if args:
@@ -106,11 +147,19 @@ def _forged(forge: Forge, x: Tensor, layer: nn.Module) -> Tensor:
     return x if out is source else x.copy_(out)
 
 
+def _attach(layer: nn.Module, forge: Forge) -> None:
+    layer.add_module(CHILD, forge)
+    layer.register_forward_pre_hook(_called)
+    # In the layer's __dict__, because compiled code may check the classes below a module only when a dict has changed.
+    vars(layer)["unforged_class"] = type(layer)
+    _with_forged_class(layer)
+
+
 def _detach(layer: nn.Module) -> None:
     layer._modules.pop(CHILD, None)
-    for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _forge_input]:
+    layer.__class__ = vars(layer).pop("unforged_class", type(layer))
+    for key in [key for key, hook in layer._forward_pre_hooks.items() if hook is _called]:
         del layer._forward_pre_hooks[key]
-        layer._forward_pre_hooks_with_kwargs.pop(key, None)
 
 
 def _check_sites(model: nn.Module, sites: list[Site]) -> None:
@@ -125,12 +174,8 @@ def _check_sites(model: nn.Module, sites: list[Site]) -> None:
             raise SiteError(f"site '{site.name}' should be a {site.layer}, but the model has a {type(layer).__name__}")
         if hasattr(layer, CHILD):
             raise SiteError(f"site '{site.name}' is forged already (or has a '{CHILD}' of its own); call remove_ first")
+        if "forward" in vars(layer):
+            raise SiteError(f"site '{site.name}' has a forward set on the object, which no class can forge; exclude it")
     names = [site.name for site in sites]
     if len(set(names)) < len(names):
         raise SiteError(f"sites must be distinct, got '{max(names, key=names.count)}' more than once")
-
-
-def _forget_compiled() -> None:
-    """Drop all compiled code: it does not look at hooks again, and which of it runs this model cannot be known."""
-    if "torch._dynamo" in sys.modules:  # otherwise nothing was ever compiled
-        torch.compiler.reset()

@@ -1,7 +1,8 @@
 """Classifiers over one set of weights: the same model plain, forged, or forged with another backward pass.
 
-A view is a copy of the module tree that shares every tensor and has its mode fixed, so views may be interleaved,
-compiled and called from threads. Make a new one after changing ratios or bounds, or moving the model.
+A view is a copy of the module tree that shares the memory of every tensor and has its mode fixed, so views may be
+interleaved, compiled and called from threads. Its parameters are its own objects: gradients, `requires_grad_` and
+`half()` of a view do not reach the model. Make a new one after changing ratios or bounds, or converting the model.
 """
 
 import copy
@@ -64,8 +65,11 @@ def _shared_copy(model: nn.Module) -> nn.Module:
 
 
 def _remember_tensors(value: Any, memo: dict[int, Any], seen: set[int]) -> None:
-    """Tell deepcopy to keep every tensor inside `value` (attributes, lists, dicts) instead of copying it."""
-    if isinstance(value, Tensor):
+    """Tell deepcopy to keep the memory of every tensor inside `value` (attributes, lists, dicts), not to copy it."""
+    if type(value) is nn.Parameter:
+        # half() and to() change parameters in place, and replace buffers.
+        memo.setdefault(id(value), nn.Parameter(value.detach(), value.requires_grad))
+    elif isinstance(value, Tensor):
         memo[id(value)] = value
     elif isinstance(value, dict | list | tuple | set) and id(value) not in seen:
         seen.add(id(value))
