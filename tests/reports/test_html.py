@@ -51,7 +51,14 @@ def test_base_and_forged_without_an_audit_are_called_not_audited(tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "tone"),
-    [("real", "good"), ("not real", "bad"), ("harmful", "bad"), ("no change", "calm"), ("undecided", "doubt")],
+    [
+        ("real", "good"),
+        ("not real", "bad"),
+        ("harmful", "bad"),
+        ("no change", "calm"),
+        ("undecided", "doubt"),
+        ("unreliable", "doubt"),
+    ],
 )
 def test_each_verdict_has_its_word_sign_and_tone(tmp_path, word, tone):
     write_values(tmp_path, "audit", "audit", audit(word))

@@ -11,7 +11,7 @@ from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
 from lipforge.auditing.pairs import Pair, classes_of, forged_pair, pair_of
 from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan, stage_names
-from lipforge.auditing.verdict import decide
+from lipforge.auditing.verdict import BLOCK, Decision, decide
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import joined, prepared_once, setting_of
@@ -19,7 +19,7 @@ from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, merge_n
 from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
 from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
 from lipforge.runs.identity import model_identity
-from lipforge.statistics import paired
+from lipforge.statistics import Comparison, paired
 from lipforge.types import Classifier, Threat
 
 Data = ImageData | tuple[Tensor, Tensor]
@@ -81,7 +81,7 @@ def audit(
     )
     shards, measured = _attack(experiment, pair, threat, plan), _measure(experiment, pair, threat, plan)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
-    about |= {"model": name, "count": len(data), "non_adaptive_attack": about.pop("attack"), "margin": plan.margin}
+    about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
     report = gather(shards, measured, _smoothing_check(pair, run), about, list(pair.candidate.views), plan)
     return experiment.finish(f"audit__{_slug(threat)}", report)
 
@@ -112,7 +112,9 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     attacks = {name: attack_text(getattr(plan, name)) for name in ("non_adaptive", "adaptive", "longer")}
     # A list: the order in which views are tried changes the numbers.
     views = list(pair.candidate.views)
-    return {**vars(plan), **attacks, "views": views, "threat": {"norm": threat.norm, "eps": threat.eps}}
+    # Where an audit stops changes no shard: one that stopped early may go on to all images in the same run.
+    settings = {name: value for name, value in vars(plan).items() if name != "stop_early"}
+    return {**settings, **attacks, "views": views, "threat": {"norm": threat.norm, "eps": threat.eps}}
 
 
 def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> list[dict[str, Any]]:
@@ -123,9 +125,13 @@ def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> l
     def compute(shard: Shard) -> dict[str, Any]:
         return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
+    def enough(shards: Sequence[Mapping[str, Any]]) -> bool:
+        return decision_of(shards, list(pair.candidate.views), plan).decided
+
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
     task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
-    return experiment.work(task, compute, title="audit", status=watch)
+    stop = enough if plan.stop_early else None
+    return experiment.work(task, compute, title="audit", status=watch, enough=stop, look_every=BLOCK)
 
 
 def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any] | None:
@@ -165,15 +171,14 @@ def gather(
     sides = {side: [shard[side] for shard in shards] for side in SIDES}
     base, candidate = (joined(sides[side], "outcome") for side in SIDES)
     stages = stage_names(views, square=plan.square > 0)
-    clean, non_adaptive, union = (
-        paired(_robust(base, upto), _robust(candidate, upto)) for upto in ([], [NON_ADAPTIVE], stages)
-    )
-    decision = decide(union, non_adaptive, same=all(shard["same"] for shard in shards), margin=plan.margin)
-    notes = _notes(sides, len(base))
+    clean, non_adaptive, union = _comparisons(shards, stages)
+    decision, notes = decision_of(shards, views, plan), _notes(sides, len(base))
+    stopped = f"; decided after {len(base):,} of {about['planned']:,} images" if len(base) < about["planned"] else ""
     return AuditReport(
         verdict=decision.verdict,
-        sentence=decision.sentence,
+        sentence=decision.sentence + stopped,
         images_needed=decision.images_needed,
+        count=len(base),
         clean=clean,
         non_adaptive=non_adaptive,
         union=union,
@@ -189,6 +194,20 @@ def gather(
         candidate_early_stopped=sum(side["always_early_stopped"] for side in sides["candidate"]),
         **about,
     )
+
+
+def decision_of(shards: Sequence[Mapping[str, Any]], views: list[str], plan: Plan) -> Decision:
+    """The verdict on the images of these shards, the first of an audit."""
+    _, non_adaptive, union = _comparisons(shards, stage_names(views, square=plan.square > 0))
+    return decide(union, non_adaptive, same=all(shard["same"] for shard in shards), margin=plan.margin)
+
+
+def _comparisons(shards: Sequence[Mapping[str, Any]], stages: list[str]) -> list[Comparison]:
+    """Base and candidate on clean images, under the non-adaptive attack, and under the union of all `stages`."""
+    base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
+    return [
+        paired(_robust(base, upto), _robust(candidate, upto), anytime=True) for upto in ([], [NON_ADAPTIVE], stages)
+    ]
 
 
 def _checks(

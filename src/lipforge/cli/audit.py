@@ -15,7 +15,7 @@ from lipforge.ranks import by_torchrun
 from lipforge.records import to_builtins
 
 
-@options.command(model="", data="cifar10:test", limit=500, norm=("linf", Option(help="linf or l2.")))
+@options.command(model="", data="cifar10:test", limit=2000, norm=("linf", Option(help="linf or l2.")))
 def audit(
     models: options.ModelOptions,
     data: options.DataOptions,
@@ -28,7 +28,10 @@ def audit(
     candidate_weights: Annotated[str | None, Option(help="A checkpoint file for CANDIDATE.")] = None,
     version: Annotated[str, Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
     square: Annotated[int, Option(help="Also attack with Square, with this many queries per image.")] = 0,
-    margin: Annotated[float, Option(help="Percentage points below which a difference is no change.")] = 1.0,
+    margin: Annotated[float, Option(help="The smallest difference that matters, in percentage points.")] = 1.0,
+    all_images: Annotated[
+        bool, Option("--all-images", help="Attack all images, even if the verdict is decided before.")
+    ] = False,
     published: Annotated[
         str | None, Option("--table", help="Check published numbers instead: paper, or a CSV file.")
     ] = None,
@@ -37,11 +40,14 @@ def audit(
 ) -> None:
     """Find out whether a gain in robustness survives adaptive attacks, or check a table of published numbers.
 
-    Exit codes: 0 real or no change; 1 not real, harmful, or a published number that breaks a rule; 3 undecided.
+    The audit looks after every 500 images and stops as soon as the verdict is decided.
+
+    Exit codes: 0 real or no change; 1 not real, harmful, or a published number that breaks a rule; 3 undecided; 4
+    unreliable.
 
     [bold]Examples[/]
 
-    lipforge audit cifar10-resnet --recipe recipe.json --data cifar10:test --limit 500 --eps 8/255 --run runs/audit
+    lipforge audit cifar10-resnet --recipe recipe.json --data cifar10:test --eps 8/255 --run runs/audit
 
     lipforge audit cifar10-resnet my_model.py:build --candidate-weights mine.pt --eps 8/255
 
@@ -53,10 +59,18 @@ def audit(
     from lipforge.auditing import classes_of
 
     _check(models, candidate, candidate_weights, recipe)
-    threat, settings = threats.threat, {"square": square, "seed": keep.seed, "shard_size": shard_size}
+    threat = threats.threat
     with options.session(models, data) as (rank, images, base, device):
         recipe.apply_(base)
-        plan = lf.audit_plan(version, classes=classes_of(base, images), margin=margin / 100, **settings)
+        plan = lf.audit_plan(
+            version,
+            classes=classes_of(base, images),
+            square=square,
+            margin=margin / 100,
+            seed=keep.seed,
+            shard_size=shard_size,
+            stop_early=not all_images,
+        )
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
             report = lf.audit(base, images, threat, plan=plan, run=keep.open(), name=name)

@@ -7,7 +7,7 @@ from lipforge.results.evaluation import ROBUST, Note
 from lipforge.statistics import Comparison
 from lipforge.types import Norm
 
-Verdict = Literal["real", "not real", "harmful", "no change", "undecided"]
+Verdict = Literal["real", "not real", "harmful", "no change", "undecided", "unreliable"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ VERDICTS: dict[Verdict, VerdictForm] = {
     "not real": VerdictForm("Gain not real", 1, "✕", "bad"),
     "harmful": VerdictForm("Harmful", 1, "▼", "bad"),
     "undecided": VerdictForm("Undecided", 3, "?", "doubt"),
+    "unreliable": VerdictForm("Unreliable", 4, "!", "doubt"),
 }
 
 
@@ -83,7 +84,8 @@ class AuditReport:
 
     `non_adaptive` and `union` compare the two image by image, under the non-adaptive attack and under the union of all
     attacks; the verdict is about `union`. The outcomes have for each image the attack that broke it, "robust" or
-    "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early.
+    "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early. `count` images were
+    attacked, of `planned`: an audit may stop as soon as the verdict is decided.
     """
 
     kind: ClassVar[str] = "audit"
@@ -112,6 +114,7 @@ class AuditReport:
     seconds: float
     base_early_stopped: int = 0
     candidate_early_stopped: int = 0
+    planned: int | None = None
 
     @property
     def exit_code(self) -> int:
