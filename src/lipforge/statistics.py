@@ -219,15 +219,16 @@ def log_wealth(gained: ArrayLike, lost: ArrayLike, count: ArrayLike, at: ArrayLi
 
 
 def anytime_limits(
-    gained: ArrayLike, lost: ArrayLike, count: ArrayLike, confidence: float = 0.95
+    gained: ArrayLike, lost: ArrayLike, count: ArrayLike, confidence: float = 0.95, *, halvings: int = 40
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The lower and the upper limits of `anytime_interval`, for counts in any shape."""
+    """The lower and the upper limits of `anytime_interval`, for counts in any shape; they are found by halving, and at
+    most 2 / 2^halvings too far out."""
     reached = math.log(2 / (1 - confidence))
 
     def lower(gained: Any, lost: Any) -> NDArray[np.float64]:
         gained, lost, total = np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (gained, lost, count)))
         below, above = np.full(total.shape, -1.0), (gained - lost) / total
-        for _ in range(40):  # halving the distance, at most 2, leaves less than 1e-11
+        for _ in range(halvings):
             middle = (below + above) / 2
             rejected = log_wealth(gained, lost, total, np.maximum(middle, -1 + 1e-12)) >= reached
             below, above = np.where(rejected, middle, below), np.where(rejected, above, middle)
@@ -300,7 +301,7 @@ def likely_limits(gain: float, loss: float, count: ArrayLike, power: float = 0.8
 
     def lower(gain: float, loss: float) -> NDArray[np.float64]:
         moved = np.minimum(shift, gain * count)
-        return anytime_limits(gain * count - moved, np.minimum(loss * count + moved, count), count)[0]
+        return anytime_limits(gain * count - moved, np.minimum(loss * count + moved, count), count, halvings=18)[0]
 
     return lower(gain, loss), -lower(loss, gain)
 

@@ -1,11 +1,24 @@
 """Verdicts on constructed outcomes: what each word means does not depend on any attack."""
 
+import importlib.util
+import math
 from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from lipforge.auditing.verdict import decide, images_needed, verdict_of
-from lipforge.statistics import anytime_interval, paired
+from lipforge.auditing.verdict import (
+    Decision,
+    among_others,
+    decide,
+    images_needed,
+    likely_real,
+    on_unseen,
+    prospects,
+    verdict_of,
+)
+from lipforge.statistics import anytime_interval, log_wealth, paired
 
 
 def outcomes(both, gained, lost, neither):
@@ -154,3 +167,93 @@ def test_few_images_get_a_verdict_whatever_became_of_them():
                 union = outcomes(0, gained, lost, count - gained - lost)
                 decision = decide(union, union, same=False, margin=0.01)
                 assert decision.images_needed is None or decision.images_needed > count
+
+
+def test_a_claim_must_survive_holms_correction_over_the_audits_of_a_run():
+    claim, union = Decision("real", "real: the candidate gains +5 points"), replace(GAIN, p_value=0.02)
+    assert among_others(claim, union, []) == claim
+    assert among_others(claim, union, [0.9]) == claim, "0.02 twice is below 0.05"
+    corrected = among_others(claim, union, [0.9, 0.8, 0.7])
+    assert corrected.verdict == "undecided"
+    assert corrected.sentence == (
+        "undecided: the candidate gains +5 points; 4 audits in this run, and after Holm's correction for that p = 0.08"
+    )
+
+
+def test_holms_correction_leaves_verdicts_that_claim_no_difference():
+    for verdict in ("no change", "not real", "undecided"):
+        decision = decide(*{"no change": (LEVEL, LEVEL), "not real": (LEVEL, GAIN), "undecided": (FEW, FEW)}[verdict],
+                          same=False, margin=0.01)  # fmt: skip
+        assert among_others(decision, replace(FEW, p_value=1.0), [0.9, 0.9]) == decision
+
+
+def test_a_gain_on_the_images_that_chose_the_ratio_is_not_claimed():
+    gain, loss = (decide(union, union, same=False, margin=0.01) for union in (GAIN, LOSS))
+    assert on_unseen(gain, 0) == gain
+    refused = on_unseen(gain, 1200)
+    assert refused.verdict == "undecided"
+    assert refused.sentence.startswith("undecided: the candidate gains +5.0 points")
+    assert refused.sentence.endswith("chosen on 1,200 of these images; audit images that the choice has not seen")
+    assert on_unseen(loss, 1200) == loss, "a loss in spite of the choice is a loss"
+
+
+def test_before_the_run_it_says_what_the_images_can_show():
+    text = prospects(2000, 0.01)
+    assert text.startswith("n = 2,000: a gain of about 1.7 points or more is likely to be called real (80 % power")
+    assert text.endswith("to tell a gain of 1 point from none takes about 3,400 images")
+    assert prospects(20, 0.02).startswith("n = 20: no gain is likely")
+    assert "a gain of 2 points from none" in prospects(20, 0.02)
+
+
+@pytest.mark.parametrize(("gain", "count"), [(0.017, 2000), (0.067, 500), (0.0113, 10_000)])
+def test_a_gain_that_is_likely_to_be_called_real_is_so_in_80_of_100_audits(gain, count):
+    """Witness: 4,000 simulated audits of so many images; standard error 0.6 %."""
+    assert likely_real(gain, count, 0.01)
+    assert not likely_real(gain - 0.003, count, 0.01)
+    found = np.random.default_rng(0).multinomial(count, [1.5 * gain, 0.5 * gain, 1 - 2 * gain], size=4000)
+    gained, lost = found[:, 0], found[:, 1]
+    real = (log_wealth(gained, lost, count, 0.0) >= math.log(40)) & (gained - lost >= 0.01 * count)
+    assert 0.77 <= real.mean() <= 0.86
+
+
+def simulator():
+    path = Path(__file__).parents[2] / "benchmarks" / "verdicts.py"
+    spec = importlib.util.spec_from_file_location("verdicts", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+SIMULATOR = simulator()
+
+
+def wrong(truth):
+    """The verdicts that are errors of this truth."""
+    errors = {"real": truth.difference <= 0, "harmful": truth.difference >= 0, "not real": truth.difference >= 0.01}
+    return [verdict for verdict, error in errors.items() if error]
+
+
+@pytest.mark.parametrize("truth", SIMULATOR.TRUTHS, ids=lambda truth: truth.name)
+def test_wrong_verdicts_are_rare_though_one_looks_after_every_500_images(truth):
+    """1,000 simulated audits up to 10,000 images: the bound is 2.5 % for each word, a standard error 0.5 %."""
+    rates = SIMULATOR.rates_of(SIMULATOR.looking(SIMULATOR.simulated(truth, 1000)))
+    assert {word: rates[word] for word in wrong(truth) if rates[word] > 0.025} == {}
+
+
+@pytest.mark.parametrize("truth", [SIMULATOR.TRUTHS[0], SIMULATOR.TRUTHS[9]], ids=lambda truth: truth.name)
+def test_wrong_verdicts_are_rare_though_one_starts_again_with_as_many_images_as_suggested(truth):
+    """200 simulated audits, with a standard error of 1.1 % at the bound of 2.5 %: hence 5 %, which is what is promised.
+    The benchmark has 1,000 of each truth."""
+    ended = SIMULATOR.looking(SIMULATOR.simulated(truth, 200), first=500)
+    assert {count % 500 for _, count in ended} != {0}, "some stop at the suggested number"
+    rates = SIMULATOR.rates_of(ended)
+    assert {word: rates[word] for word in wrong(truth) if rates[word] > 0.05} == {}
+
+
+def test_a_gain_that_500_images_cannot_show_is_not_called_not_real():
+    """A true gain of 1 point, and 1.5 under the non-adaptive attack: a missing proof was once a verdict, in 23 %."""
+    (truth,) = (truth for truth in SIMULATOR.TRUTHS if truth.name == "+1, non-adaptive +1.5")
+    verdicts = SIMULATOR.verdicts_at(SIMULATOR.simulated(truth, 2000)[:, 4], 500)
+    assert verdicts.count("not real") <= 0.025 * len(verdicts)

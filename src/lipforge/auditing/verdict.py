@@ -1,9 +1,14 @@
 """From paired outcomes to one word and one sentence."""
 
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from lipforge.results import Verdict
+from scipy.special import ndtri
+
+from lipforge.results import Verdict, holm_objection
 from lipforge.statistics import Comparison, counts_above, likely_limits
 from lipforge.text import points
 
@@ -21,6 +26,11 @@ class Decision(NamedTuple):
     @property
     def decided(self) -> bool:
         return self.verdict != "undecided"
+
+    def undecided(self, reason: str) -> "Decision":
+        """The same finding, but no claim, for this reason; itself where there is none."""
+        found = self.sentence.removeprefix(f"{self.verdict}: ")
+        return Decision("undecided", f"undecided: {found}; {reason}") if reason else self
 
 
 def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: float) -> Decision:
@@ -70,6 +80,45 @@ def verdict_of(union: Comparison, non_adaptive: Comparison, *, same: bool, margi
     if looks_real and low <= 0 and high < margin:
         return "not real"
     return "no change" if within else "undecided"
+
+
+def among_others(decision: Decision, union: Comparison, others: Sequence[float]) -> Decision:
+    """The decision, undecided if it claims a gain or a loss that does not survive Holm's correction over all audits of
+    a run; `others` are the p-values of the other audits."""
+    return decision.undecided(holm_objection(decision.verdict, union.p_value, others))
+
+
+def on_unseen(decision: Decision, reused: int) -> Decision:
+    """The decision, undecided if it claims a gain of a ratio that was chosen on `reused` of the images."""
+    if decision.verdict != "real" or not reused:
+        return decision
+    images = "1 of these images" if reused == 1 else f"{reused:,} of these images"
+    return decision.undecided(f"the ratio was chosen on {images}; audit images that the choice has not seen")
+
+
+def prospects(count: int, margin: float) -> str:
+    """What an audit of `count` images can show and what it cannot, in one sentence for before it runs."""
+    gains, counts = [thousandths / 1000 for thousandths in range(1, 501)], counts_above(0)
+    least = bisect_left(gains, True, key=lambda gain: likely_real(gain, count, margin))
+    can = f"a gain of about {100 * gains[least]:.1f} points or more" if least < len(gains) else "no gain"
+    tells = likely_limits(*_three_to_one(min(margin, gains[-1])), counts)[0] > 0
+    needed = f"about {counts[tells.argmax()]:,}" if tells.any() else "over a million"
+    such = "80 % power, if three images are gained for each one lost"
+    points = f"a gain of {100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    return (
+        f"n = {count:,}: {can} is likely to be called real ({such}); to tell {points} from none takes {needed} images"
+    )
+
+
+def likely_real(gain: float, count: int, margin: float) -> bool:
+    """Whether `count` images are likely to call a gain real, if one image is lost for every three that are gained."""
+    gained, lost = _three_to_one(gain)
+    by_chance = float(ndtri(0.8)) * math.sqrt((gained + lost - gain**2) / count)
+    return gain - by_chance >= margin and bool(likely_limits(gained, lost, count)[0] > 0)
+
+
+def _three_to_one(gain: float) -> tuple[float, float]:
+    return 1.5 * gain, 0.5 * gain
 
 
 def images_needed(union: Comparison, non_adaptive: Comparison, margin: float) -> int | None:

@@ -8,7 +8,7 @@ from typer import Argument, Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, printed, say, say_wrote, show_table
+from lipforge.cli.output import note, print_json, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import by_torchrun
@@ -56,7 +56,7 @@ def audit(
     if published is not None:
         _check_published(published, models.model, json)
         return
-    from lipforge.auditing import classes_of
+    from lipforge.auditing import classes_of, prospects
 
     _check(models, candidate, candidate_weights, recipe)
     threat = threats.threat
@@ -71,6 +71,8 @@ def audit(
             shard_size=shard_size,
             stop_early=not all_images,
         )
+        if rank.is_first and not json:
+            note(prospects(len(images), plan.margin))
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
             report = lf.audit(base, images, threat, plan=plan, run=keep.open(), name=name)
@@ -79,12 +81,16 @@ def audit(
             name = f"{models.model} and {candidate}"
             report = lf.audit(base, other, images, threat, plan=plan, run=keep.open(), name=name)
         if rank.is_first and not printed(json, report):
-            about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
-            say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
-            say(str(report))
+            _show(report)
             say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
     raise Exit(0 if by_torchrun() else report.exit_code)
+
+
+def _show(report: lf.AuditReport) -> None:
+    about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
+    say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
+    say(str(report))
 
 
 def _check(
