@@ -34,7 +34,7 @@ EXIT_CODES = {
 }
 """Commands that are printed because of how they fail."""
 
-VERDICTS = {0, 1, 3}
+VERDICTS = {0, 1, 3, 4}
 """The exit codes of an audit, of which a few images may give any."""
 
 SIZES: dict[str, dict[str, int]] = {

@@ -16,11 +16,20 @@ from lipforge.errors import InputError
 from lipforge.evaluation import evaluate
 from lipforge.records import to_builtins
 from lipforge.statistics import (
+    ANYTIME,
+    METHOD,
+    STAKES,
     Comparison,
+    anytime_interval,
+    anytime_limits,
+    anytime_p_value,
     clopper_pearson,
     compare,
+    holm,
     images_to_decide,
     interval_of,
+    likely_limits,
+    log_wealth,
     lower_bound,
     mcnemar,
     paired,
@@ -223,7 +232,106 @@ def test_a_comparison_of_results_is_the_paired_comparison_of_their_images():
     assert compare(result(base), result(candidate)) == paired(base, candidate)
 
 
-@pytest.mark.parametrize("call", [lambda: mcnemar(-1, 2), lambda: paired_interval(3, 3, 5)])
+def looks(gain: float, loss: float, every: int, most: int, times: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Gained, lost and counted images at every look of simulated audits, (times, looks) each."""
+    share = [gain, loss, 1 - gain - loss]
+    found = np.random.default_rng(0).multinomial(every, share, size=(times, most // every)).cumsum(axis=1)
+    return found[..., 0], found[..., 1], np.broadcast_to(np.arange(every, most + 1, every), found.shape[:2])
+
+
+def test_the_wealth_is_the_mean_of_the_products_over_the_stakes():
+    """Image by image, as a bettor would count it; the order does not matter."""
+    paid, at = np.array([1, 0, -1, 0, 1, 1, 0, 0]), 0.03
+    wealth = np.mean([np.prod(1 + stake / (1 + at) * (paid - at)) for stake in STAKES])
+    assert float(log_wealth(3, 1, 8, at)) == pytest.approx(math.log(wealth), rel=1e-12)
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.03, 0.03), (0.004, 0.014), (0.2, 0.1), (0.0, 0.02)])
+def test_the_wealth_does_not_grow_on_average_where_the_bet_is_false(gain, loss):
+    """The expected factor of one image is 1 for every stake if the difference is `at`: a martingale, in closed form."""
+    at = gain - loss
+    stakes = STAKES / (1 + at)
+    factor = gain * (1 + stakes * (1 - at)) + loss * (1 - stakes * (1 + at)) + (1 - gain - loss) * (1 - stakes * at)
+    assert factor == pytest.approx(np.ones(len(STAKES)), abs=1e-12)
+    assert (1 - stakes * (1 + at) > 0).all(), "no stake can ruin"
+
+
+@given(st.integers(0, 300), st.integers(0, 300), st.integers(1, 3000), st.floats(-0.9, 0.9), st.floats(0.001, 0.09))
+def test_the_wealth_falls_as_what_it_bets_against_rises(gained, lost, neither, at, more):
+    count = gained + lost + neither
+    assert log_wealth(gained, lost, count, at + more) <= log_wealth(gained, lost, count, at) + 1e-9
+
+
+@pytest.mark.parametrize(("gain", "loss"), [(0.01, 0.01), (0.03, 0.03), (0.05, 0.05), (0.015, 0.005), (0.005, 0.02)])
+def test_an_interval_that_is_looked_at_all_the_time_covers_the_truth(gain, loss):
+    """2,000 simulated audits with 100 looks each: the chance that any of the 100 intervals misses is at most 5 %; the
+    interval for a fixed number of images misses in far more. Standard error of 0.05: 0.005."""
+    gained, lost, count = looks(gain, loss, 100, 10_000, 2000)
+    misses = [log_wealth(*counts, count, at) >= math.log(40)
+              for counts, at in (((gained, lost), gain - loss), ((lost, gained), loss - gain))]  # fmt: skip
+    assert np.logical_or(*misses).any(axis=1).mean() <= 0.05
+
+
+@pytest.mark.parametrize(("gained", "lost", "count"), [(30, 10, 1000), (0, 9, 500), (3, 3, 100), (16, 0, 16)])
+def test_the_limits_are_where_the_wealth_reaches_40(gained, lost, count):
+    low, high = anytime_interval(gained, lost, count)
+    assert float(log_wealth(gained, lost, count, low)) == pytest.approx(math.log(40), abs=1e-6)
+    if high < 1:
+        assert float(log_wealth(lost, gained, count, -high)) == pytest.approx(math.log(40), abs=1e-6)
+    assert low < (gained - lost) / count <= high
+
+
+def test_the_interval_for_any_time_is_wider_than_the_one_for_a_fixed_number():
+    low, high = anytime_interval(60, 10, 1000)
+    fixed_low, fixed_high = paired_interval(60, 10, 1000)
+    assert low < fixed_low < fixed_high < high
+    assert anytime_interval(10, 60, 1000) == pytest.approx((-high, -low), abs=1e-10)
+
+
+def test_limits_of_many_counts_are_those_of_each():
+    low, high = anytime_limits([30, 0], [10, 9], [1000, 500])
+    assert list(zip(low, high, strict=True)) == [anytime_interval(30, 10, 1000), anytime_interval(0, 9, 500)]
+
+
+@given(st.integers(0, 40), st.integers(0, 40))
+def test_the_p_value_for_any_time_is_that_of_the_interval(gained, lost):
+    low, high = anytime_interval(gained, lost, 500)
+    assert (anytime_p_value(gained, lost, 500) <= 0.05) == (low > 0 or high < 0)
+
+
+def test_a_comparison_says_which_interval_it_has():
+    base, candidate = [False] * 20 + [True] * 30, [True] * 50
+    fixed, anytime = paired(base, candidate), paired(base, candidate, anytime=True)
+    assert (fixed.method, fixed.p_value) == (METHOD, mcnemar(20, 0))
+    assert (anytime.method, anytime.p_value) == (ANYTIME, anytime_p_value(20, 0, 50))
+    assert anytime.interval == anytime_interval(20, 0, 50)
+
+
+@pytest.mark.parametrize("gain", [0.01, 0.02, 0.04])
+def test_the_likely_limits_are_kept_with_the_power_they_say(gain):
+    """At the first number of images of which the likely lower limit is above 0, 80 % of audits have one above 0."""
+    counts = np.arange(100, 5000, 50)
+    low, _ = likely_limits(1.5 * gain, 0.5 * gain, counts)
+    count = int(counts[(low > 0).argmax()])
+    found = np.random.default_rng(0).multinomial(count, [1.5 * gain, 0.5 * gain, 1 - 2 * gain], size=4000)
+    power = (log_wealth(found[:, 0], found[:, 1], count, 0.0) >= math.log(40)).mean()
+    assert 0.77 <= power <= 0.84
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holms_correction_rejects_what_its_steps_reject(p_values):
+    """Witness: the steps as Holm wrote them, smallest first, up to the first that fails."""
+    order, rejected = sorted(range(len(p_values)), key=p_values.__getitem__), set()
+    for rank, place in enumerate(order):
+        if p_values[place] * (len(p_values) - rank) > 0.05:
+            break
+        rejected.add(place)
+    assert {place for place, p_value in enumerate(holm(p_values)) if p_value <= 0.05} == rejected
+
+
+@pytest.mark.parametrize(
+    "call", [lambda: mcnemar(-1, 2), lambda: paired_interval(3, 3, 5), lambda: anytime_interval(3, 3, 5)]
+)
 def test_impossible_counts_are_refused(call):
     with pytest.raises(InputError, match="gained and lost must"):
         call()

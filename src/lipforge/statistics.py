@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Protocol, get_args
+from typing import Any, ClassVar, Literal, Protocol, get_args
 
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from scipy.special import bdtr, betaincinv, ndtri  # not scipy.stats: it takes a second to import
 
 from lipforge.errors import InputError
@@ -17,6 +19,10 @@ SAFETY = 1e-9  # by which exact bounds are moved to the safe side, relatively: a
 METHOD = (
     "Newcombe's square-and-add of Clopper-Pearson limits, widened to 0 where the exact McNemar test does not reject"
 )
+ANYTIME = "betting, valid at any number of images (Waudby-Smith and Ramdas 2024)"
+
+STAKES = np.geomspace(0.02, 0.97, 8)  # shares of what may be staked; small ones are for small differences, many images
+MOST_IMAGES = 1_000_000  # where a search for the number of images that decides ends
 
 
 def lower_bound(successes: int, trials: int, alpha: float) -> float:
@@ -81,7 +87,9 @@ class Comparison:
 
     `gained` images are robust on the candidate and not on the base, `lost` ones the other way round; `gained_images`
     and `lost_images` are their positions. `interval` is the 95 % interval of the difference, by `method`, and `p_value`
-    that of the exact two-sided McNemar test; the interval excludes 0 only where the p-value is below 0.05.
+    that of the exact two-sided McNemar test; the interval excludes 0 only where the p-value is below 0.05. Both hold
+    for a number of images that was fixed beforehand, except with the method of `anytime_interval`: then both hold at
+    any number of images, however often one looked before.
     """
 
     kind: ClassVar[str] = "comparison"
@@ -113,7 +121,8 @@ class Comparison:
 
 
 def compare(base: PerImage, candidate: PerImage) -> Comparison:
-    """The paired comparison of two results; data, attack, threat and seed must be the same where both name them."""
+    """The paired comparison of two results; data, attack, threat and seed must be the same where both name them. Its
+    interval and p-value hold for a number of images that was fixed beforehand."""
     digest = getattr(base, "data_digest", "")
     same_images = bool(digest) and digest == getattr(candidate, "data_digest", "")  # whatever their data are called
     for field in (*(() if same_images else ("data", "data_digest")), "attack", "norm", "eps", "seed"):
@@ -125,8 +134,9 @@ def compare(base: PerImage, candidate: PerImage) -> Comparison:
     return paired(base.robust, candidate.robust)
 
 
-def paired(base_robust: Sequence[bool], candidate_robust: Sequence[bool]) -> Comparison:
-    """The comparison of two lists that say for the same images, in the same order, which of them are robust.
+def paired(base_robust: Sequence[bool], candidate_robust: Sequence[bool], *, anytime: bool = False) -> Comparison:
+    """The comparison of two lists that say for the same images, in the same order, which of them are robust; with
+    `anytime` interval and p-value hold however often one looked at fewer images before.
 
     >>> print(paired([True, True, False, False], [True, False, True, True]))
     base 50.00, candidate 75.00; difference +25.00 [-62.95, +85.67], gained 2, lost 1, p = 1, n = 4
@@ -140,6 +150,7 @@ def paired(base_robust: Sequence[bool], candidate_robust: Sequence[bool]) -> Com
     gained = tuple(position for position, (base, candidate) in enumerate(pairs) if candidate and not base)
     lost = tuple(position for position, (base, candidate) in enumerate(pairs) if base and not candidate)
     both = sum(bool(base and candidate) for base, candidate in pairs)
+    counts = len(gained), len(lost), count
     return Comparison(
         base_accuracy=(both + len(lost)) / count,
         candidate_accuracy=(both + len(gained)) / count,
@@ -147,11 +158,12 @@ def paired(base_robust: Sequence[bool], candidate_robust: Sequence[bool]) -> Com
         gained=len(gained),
         lost=len(lost),
         difference=(len(gained) - len(lost)) / count,
-        interval=paired_interval(len(gained), len(lost), count),
-        p_value=mcnemar(len(gained), len(lost)),
+        interval=anytime_interval(*counts) if anytime else paired_interval(*counts),
+        p_value=anytime_p_value(*counts) if anytime else mcnemar(*counts[:2]),
         robust_both=both,
         gained_images=gained,
         lost_images=lost,
+        method=ANYTIME if anytime else METHOD,
     )
 
 
@@ -173,8 +185,7 @@ def paired_interval(gained: int, lost: int, count: int, confidence: float = 0.95
     have because they exclude each other. The exact limits keep the coverage above the nominal one for a handful of
     images, where Tango's score interval (1998) falls below it. Where McNemar's exact test does not reject, 0 is inside.
     """
-    if min(gained, lost) < 0 or gained + lost > count or count < 1:
-        raise InputError(f"gained and lost must add up to at most count, got {gained} and {lost} of {count}")
+    _check_paired(gained, lost, count)
     (low_gain, high_gain), (low_loss, high_loss) = (
         clopper_pearson(found, count, confidence) for found in (gained, lost)
     )
@@ -187,6 +198,84 @@ def paired_interval(gained: int, lost: int, count: int, confidence: float = 0.95
     if mcnemar(gained, lost) >= 1 - confidence:
         low, high = min(low, 0.0), max(high, 0.0)
     return max(low, -1.0), min(high, 1.0)
+
+
+def log_wealth(gained: ArrayLike, lost: ArrayLike, count: ArrayLike, at: ArrayLike) -> NDArray[np.float64]:
+    """The log of what bets on a difference above `at` have made of 1, for counts in any shape.
+
+    Each image pays +1 (gained), -1 (lost) or 0, and a stake turns the wealth into wealth * (1 + stake * (paid - at)).
+    Where the true difference is `at` or less, the wealth does not grow on average, so that it ever reaches 1/alpha
+    with probability alpha at most (Ville's inequality): that is a test which holds at any number of images. The wealth
+    is the mean over `STAKES`, in units of the largest stake that cannot ruin, 1 / (1 + at); it falls as `at` rises, and
+    depends on the counts alone, not on the order of the images.
+    """
+    gained, lost, count, at = (np.asarray(value, dtype=np.float64)[..., None] for value in (gained, lost, count, at))
+    stakes = STAKES / (1 + at)
+    neither = count - gained - lost
+    logs = gained * np.log1p(stakes * (1 - at)) + lost * np.log1p(-STAKES) + neither * np.log1p(-stakes * at)
+    largest = logs.max(axis=-1, keepdims=True)  # taken out, so that nothing overflows
+    found: NDArray[np.float64] = largest[..., 0] + np.log(np.exp(logs - largest).mean(axis=-1))
+    return found
+
+
+def anytime_limits(
+    gained: ArrayLike, lost: ArrayLike, count: ArrayLike, confidence: float = 0.95, *, halvings: int = 40
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The lower and the upper limits of `anytime_interval`, for counts in any shape; they are found by halving, and at
+    most 2 / 2^halvings too far out."""
+    reached = math.log(2 / (1 - confidence))
+
+    def lower(gained: Any, lost: Any) -> NDArray[np.float64]:
+        gained, lost, total = np.broadcast_arrays(*(np.asarray(part, np.float64) for part in (gained, lost, count)))
+        below, above = np.full(total.shape, -1.0), (gained - lost) / total
+        for _ in range(halvings):
+            middle = (below + above) / 2
+            rejected = log_wealth(gained, lost, total, np.maximum(middle, -1 + 1e-12)) >= reached
+            below, above = np.where(rejected, middle, below), np.where(rejected, above, middle)
+        return below  # a rejected difference, so that what is not rejected lies above
+
+    return lower(gained, lost), -lower(lost, gained)
+
+
+def anytime_interval(gained: int, lost: int, count: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval of (gained - lost) / count that holds at every number of images at once: with probability
+    `confidence` the true difference is in all of them, so one may look at any time, stop, or go on.
+
+    It has the differences that bets on neither side have refuted (Waudby-Smith and Ramdas 2024), half of the error
+    probability for each side. The images must come in random order.
+
+    >>> low, high = anytime_interval(30, 10, 1000)
+    >>> round(low, 4), round(high, 4)
+    (-0.0002, 0.0434)
+    """
+    _check_paired(gained, lost, count)
+    low, high = anytime_limits(gained, lost, count, confidence)
+    return float(low), float(high)
+
+
+def anytime_p_value(gained: int, lost: int, count: int) -> float:
+    """The p-value that belongs to `anytime_interval`: 2 / wealth of the better of the two bets against a difference of
+    0, at most 1; it is 0.05 or less where the 95 % interval excludes 0.
+
+    >>> anytime_p_value(0, 0, 100)
+    1.0
+    """
+    _check_paired(gained, lost, count)
+    best = max(float(log_wealth(gained, lost, count, 0.0)), float(log_wealth(lost, gained, count, 0.0)))
+    return min(1.0, 2 * math.exp(-best))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: p-values of which each holds for all of them together, in the given order.
+
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
+    """
+    adjusted, largest = [0.0] * len(p_values), 0.0
+    for rank, place in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[place]))
+        adjusted[place] = largest
+    return adjusted
 
 
 def images_to_decide(comparison: Comparison, power: float = 0.8, confidence: float = 0.95) -> int | None:
@@ -204,6 +293,25 @@ def images_to_decide(comparison: Comparison, power: float = 0.8, confidence: flo
     return math.ceil((spread / difference) ** 2)
 
 
+def likely_limits(gain: float, loss: float, count: ArrayLike, power: float = 0.8) -> tuple[Any, Any]:
+    """The limits of `anytime_interval` that `count` images keep with that power, where these shares of all images are
+    gained and lost: each is the limit at a difference that is off by as much as chance moves it, on its own side."""
+    count = np.asarray(count, dtype=np.float64)
+    shift = float(ndtri(power)) * np.sqrt(count * max(gain + loss - (gain - loss) ** 2, 0.0)) / 2
+
+    def lower(gain: float, loss: float) -> NDArray[np.float64]:
+        moved = np.minimum(shift, gain * count)
+        return anytime_limits(gain * count - moved, np.minimum(loss * count + moved, count), count, halvings=18)[0]
+
+    return lower(gain, loss), -lower(loss, gain)
+
+
+def counts_above(count: int, most: int = MOST_IMAGES) -> NDArray[np.int64]:
+    """Numbers of images above `count`, in hundreds and about 5 % apart, to search for one that decides."""
+    steps = np.geomspace(count + 1, max(most, count + 1), 200)
+    return np.unique(np.ceil(steps / 100).astype(np.int64) * 100)
+
+
 def check_alpha(alpha: float) -> None:
     if not 0 < alpha < 1:
         raise InputError(f"alpha must lie in (0, 1), got {alpha}; 0.001 claims a radius with 99.9 % confidence")
@@ -212,6 +320,11 @@ def check_alpha(alpha: float) -> None:
 def _check_counts(successes: int, trials: int) -> None:
     if not 0 <= successes <= trials or trials == 0:
         raise InputError(f"successes must lie in 0..trials and trials above 0, got {successes} of {trials}")
+
+
+def _check_paired(gained: int, lost: int, count: int) -> None:
+    if min(gained, lost) < 0 or gained + lost > count or count < 1:
+        raise InputError(f"gained and lost must add up to at most count, got {gained} and {lost} of {count}")
 
 
 def _add(first: float, second: float, correlation: float) -> float:

@@ -1,14 +1,16 @@
 """The audit's controls, on the bundled robust model and real images: pairs whose verdict is known beforehand."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, attack_text
+from lipforge.attacks import APGD, FGSM, PGD, attack_text
 from lipforge.auditing import Plan, audit, audit_plan
 from lipforge.auditing.run import gather
+from lipforge.batching import as_data
 from lipforge.certification import certify
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError, RunError, SiteError
@@ -17,6 +19,8 @@ from lipforge.models import load_model
 from lipforge.records import to_builtins
 from lipforge.results import Check, Note
 from lipforge.runs import RunDir
+from lipforge.runs.identity import image_digests
+from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.nets import ResidualNet, images, seeded
 
@@ -66,7 +70,9 @@ def test_a_ratio_of_0_is_no_change(robust):
 
 
 def test_a_masked_defence_is_not_real(robust):
-    report = audit(robust, Masked(robust).eval(), real_images(24), Threat("linf", "8/255"), plan=QUICK)
+    """So few images exclude only a large gain."""
+    plan = replace(QUICK, margin=0.2)
+    report = audit(robust, Masked(robust).eval(), real_images(40), Threat("linf", "8/255"), plan=plan)
     assert report.non_adaptive.difference > 0.2
     assert report.verdict == "not real"
     assert report.exit_code == 1
@@ -74,7 +80,7 @@ def test_a_masked_defence_is_not_real(robust):
 
 
 def test_damaged_weights_are_harmful(robust):
-    report = audit(robust, damaged(robust), real_images(24), Threat("linf", "2/255"), plan=QUICK)
+    report = audit(robust, damaged(robust), real_images(30), Threat("linf", "2/255"), plan=QUICK)
     assert report.verdict == "harmful"
     assert report.exit_code == 1
 
@@ -289,7 +295,7 @@ ABOUT = {
     "norm": "linf",
     "eps": 8 / 255,
     "seed": 0,
-    "count": 4,
+    "planned": 4,
     "non_adaptive_attack": "pgd",
     "margin": 0.01,
 }
@@ -332,6 +338,105 @@ def test_notes_of_every_stage_are_kept_and_added_up_over_shards():
         "candidate, non-adaptive: 3 of 4 images had a gradient of exactly 0",
         "candidate, mine: 2 of 4 images had a gradient of exactly 0",
     ]
+
+
+def one_of_50_gained(pair, shard, prepared, **settings):
+    """The outcomes of a candidate that keeps every fiftieth image robust which the base does not."""
+
+    def side(outcome):
+        spent = {"forwards": 1, "backwards": [1] * len(outcome), "gradients": {}, "early_stopped": {}}
+        return {"outcome": outcome, "notes": [], "always_early_stopped": 0, **spent}
+
+    ids = shard.ids.tolist()
+    words = {"base": ["float64"] * len(ids), "candidate": ["float64" if one % 50 else "robust" for one in ids]}
+    found = {"same": False, "transferred": [True] * len(ids), "double": None, "seconds": 1.0}
+    return {**{name: side(outcome) for name, outcome in words.items()}, **found}
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The first images of the shards that were attacked, by the made-up attack above."""
+    seen = []
+
+    def attack(pair, shard, prepared, **settings):
+        seen.append(int(shard.ids[0]))
+        return one_of_50_gained(pair, shard, prepared)
+
+    monkeypatch.setattr("lipforge.auditing.run.attack_shard", attack)
+    return seen
+
+
+def many_images(count):
+    return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.int64)
+
+
+def audited(count, run=None, **settings):
+    models = seeded(ResidualNet), seeded(ResidualNet, 1)
+    return audit(*models, many_images(count), THREAT, plan=replace(QUICK, **settings), run=run)
+
+
+def test_an_audit_stops_at_the_first_look_that_decides_and_says_so(asked):
+    found = audited(1250)
+    assert (found.verdict, found.count, found.planned) == ("real", 500, 1250)
+    assert (len(found.base_outcome), found.union.count, found.union.gained) == (500, 500, 10)
+    assert found.sentence.endswith("; decided after 500 of 1,250 images")
+    assert asked == [0, 100, 200, 300, 400]
+
+
+def test_an_undecided_audit_looks_again_after_500_more_and_the_last_block_may_be_shorter(asked):
+    assert audited(400).count == 400
+    assert audited(1250, margin=0.021).count == 1250
+    assert "decided after" not in audited(1250, margin=0.021).sentence
+
+
+def test_an_audit_that_stopped_can_be_resumed_without_work_or_go_on_to_all_images(asked, tmp_path):
+    run = RunDir.open(tmp_path)
+    first = audited(1000, run)
+    assert facts(audited(1000, run)) == facts(first)
+    assert len(asked) == 5
+    whole = audited(1000, run, stop_early=False)
+    assert (whole.count, whole.union.gained, len(asked)) == (1000, 20, 10)
+    assert "decided after" not in whole.sentence
+    assert facts(audited(1000, run)) == facts(first), "what lies beyond the look changes nothing"
+
+
+def test_other_audits_of_the_run_make_a_claim_harder_so_the_audit_goes_on(asked, tmp_path, report):
+    """After 500 images p = 0.016, which four audits correct to 0.06; after 1,000 it is far smaller."""
+    run = RunDir.open(tmp_path)
+    for name in ("a", "b", "c"):
+        run.write_result(f"audit__{name}", replace(report, union=replace(report.union, p_value=0.9)))
+    found = audited(500, run)
+    assert (found.verdict, found.union.p_value) == ("undecided", pytest.approx(0.016, abs=0.001))
+    assert "4 audits in this run, and after Holm's correction for that p = 0.064" in found.sentence
+    assert facts(audited(500, run)) == facts(found), "it does not count itself"
+    again = RunDir.open(tmp_path / "longer")
+    for name in ("a", "b", "c"):
+        again.write_result(f"audit__{name}", run.read_result(f"audit__{name}"))
+    assert (audited(1500, again).verdict, audited(1500, again).count) == ("real", 1000)
+
+
+def test_a_gain_on_images_of_the_runs_search_is_not_claimed(asked, tmp_path):
+    run, (x, y) = RunDir.open(tmp_path), many_images(500)
+    x[:, 0, 0, 0] = torch.linspace(0, 1, 500)
+    audited_on = (seeded(ResidualNet), seeded(ResidualNet, 1), (x, y), THREAT)
+    search(x[400:450].flip(0), run, (x + 2) / 3)
+    assert audit(*audited_on, plan=QUICK, run=run).verdict == "real", "the search saw other images"
+    search(x[400:450].flip(0), run)
+    found = audit(*audited_on, plan=QUICK, run=run)
+    assert found.verdict == "undecided"
+    assert "the ratio was chosen on 50 of these images" in found.sentence
+
+
+def search(x, run, seen=None):
+    """A search of the run that saw `seen`, or `x`."""
+    seen = x if seen is None else seen
+    model = seeded(ResidualNet)
+    made = choose_ratio(
+        lambda setting: {"only": model}, (x[:2], torch.zeros(2, dtype=torch.int64)), attack=FGSM(), threat=THREAT,
+        metric="non-adaptive", ratios=[0.5],
+    )  # fmt: skip
+    assert made.images == image_digests(as_data((x[:2], torch.zeros(2, dtype=torch.int64))))
+    run.write_result("search", replace(made, images=image_digests(as_data((seen, torch.zeros(len(seen)).long())))))
 
 
 def test_only_notes_of_the_non_adaptive_attack_on_the_candidate_are_flags():

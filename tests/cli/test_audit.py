@@ -66,10 +66,12 @@ def test_a_forged_model_is_audited_and_the_result_kept(run, tmp_path, spec):
     lines = ended.out.splitlines()
     assert lines[1].startswith("no change: both gave equal logits")
     assert "wrote kept/results" in ended.out
+    assert "n = 2: no gain is likely to be called real" in ended.err
     saved = json.loads((tmp_path / "kept/results/audit__linf-1over255.json").read_text())
     assert (saved["kind"], saved["verdict"], saved["count"]) == ("audit", "no change", 2)
     again = run("audit", spec, "--recipe", "recipe.json", "--ratio", "0", *IMAGES, "--run", "kept", "--json")
     assert json.loads(again.out) == saved
+    assert "likely to be called real" not in again.err
 
 
 def test_two_models_are_audited_as_a_pair(run, spec):

@@ -51,7 +51,14 @@ def test_base_and_forged_without_an_audit_are_called_not_audited(tmp_path):
 
 @pytest.mark.parametrize(
     ("word", "tone"),
-    [("real", "good"), ("not real", "bad"), ("harmful", "bad"), ("no change", "calm"), ("undecided", "doubt")],
+    [
+        ("real", "good"),
+        ("not real", "bad"),
+        ("harmful", "bad"),
+        ("no change", "calm"),
+        ("undecided", "doubt"),
+        ("unreliable", "doubt"),
+    ],
 )
 def test_each_verdict_has_its_word_sign_and_tone(tmp_path, word, tone):
     write_values(tmp_path, "audit", "audit", audit(word))
@@ -60,6 +67,19 @@ def test_each_verdict_has_its_word_sign_and_tone(tmp_path, word, tone):
     assert verdict.sign.strip()
     assert word.split()[-1] in verdict.word.lower()
     assert verdict.sentence.startswith("Non-adaptive attacks show")
+
+
+def test_verdicts_of_several_audits_hold_for_all_of_them_together(tmp_path):
+    """The first audit did not know of the second."""
+    found = audit("real")
+    for name, p_value in (("first", 0.03), ("second", 0.5)):
+        write_values(tmp_path, name, "audit", replace(found, union=replace(found.union, p_value=p_value)))
+    first, second = build_report(tmp_path).sections[0].blocks
+    assert first.word.startswith("Undecided")
+    assert first.sentence.endswith("2 audits in this run, and after Holm's correction for that p = 0.06")
+    assert second.word.startswith("Undecided")
+    write_values(tmp_path, "first", "audit", replace(found, union=replace(found.union, p_value=0.02)))
+    assert build_report(tmp_path).sections[0].blocks[0].word.startswith("Real gain")
 
 
 def test_a_verdict_names_failed_checks_and_early_stopped_images(tmp_path):

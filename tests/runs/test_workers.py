@@ -74,6 +74,35 @@ def test_only_what_is_missing_or_damaged_is_computed(tmp_path):
     assert len(asked) == 2
 
 
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_work_ends_at_the_first_look_that_says_it_is_enough(tmp_path, on_disk):
+    """Shards of 2 images and a look after every 3: after 4, 6, 10, 12 and all 13 images."""
+    task = open_task(RunDir.open(tmp_path) if on_disk else None, "squares", {}, 13, 2)
+    asked: list[int] = []
+
+    def enough(shards: list[dict[str, Any]]) -> bool:
+        asked.append(len(shards))
+        return len(shards) >= 4
+
+    done = work(task, squares, "squaring", enough=enough, look_every=3)
+    assert asked == [2, 3, 5]
+    assert [shard["first"] for shard in done] == [0, 2, 4, 6, 8]
+
+
+def test_shards_beyond_the_look_that_ended_the_work_change_nothing(tmp_path):
+    """As other ranks, or an earlier call that wanted all, may have left them."""
+    task = RunDir.open(tmp_path).task("squares", {}, 12, 2)
+    work(task, squares, "squaring")
+
+    def compute(images: range) -> dict[str, Any]:
+        raise AssertionError(f"{images} was computed before")
+
+    done = work(task, compute, "squaring", enough=lambda shards: True, look_every=4)
+    assert [shard["first"] for shard in done] == [0, 2]
+    assert len(work(task, compute, "squaring")) == 6
+    assert len(work(task, compute, "squaring", enough=lambda shards: False, look_every=4)) == 6
+
+
 def test_an_error_in_one_shard_keeps_the_others(tmp_path):
     task = RunDir.open(tmp_path).task("squares", {}, 7, 3)
 

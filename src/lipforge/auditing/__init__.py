@@ -3,4 +3,4 @@
 from lipforge.auditing.pairs import borrow, classes_of
 from lipforge.auditing.plan import Plan, audit_plan
 from lipforge.auditing.run import audit
-from lipforge.auditing.verdict import Decision, decide
+from lipforge.auditing.verdict import Decision, decide, prospects

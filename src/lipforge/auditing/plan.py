@@ -62,6 +62,7 @@ class Plan:
     each on the images that are still robust. `refine` are steps from the adversarial images of the opposite side,
     `square` queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change
     says that it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square.
+    With `stop_early` the audit ends at the first look, one after every 500 images, at which the verdict is decided.
     """
 
     non_adaptive: Attack
@@ -74,6 +75,7 @@ class Plan:
     check_queries: int = 200
     seed: int = 0
     shard_size: int = 100
+    stop_early: bool = True
 
     def __post_init__(self) -> None:
         if self.refine < 1 or self.shard_size < 1 or self.check_queries < 1:
@@ -111,6 +113,7 @@ def audit_plan(
     margin: float = 0.01,
     seed: int = 0,
     shard_size: int = 100,
+    stop_early: bool = True,
 ) -> Plan:
     """The plan of a version, "fast" or "standard", for a model with that many classes.
 
@@ -137,4 +140,5 @@ def audit_plan(
         margin=margin,
         seed=seed,
         shard_size=shard_size,
+        stop_early=stop_early,
     )

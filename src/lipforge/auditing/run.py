@@ -1,6 +1,6 @@
 """The audit: every attack on both sides, the checklist, and one verdict."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict, Unpack, overload
 
@@ -11,15 +11,15 @@ from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
 from lipforge.auditing.pairs import Pair, classes_of, forged_pair, pair_of
 from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan, stage_names
-from lipforge.auditing.verdict import decide
+from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import joined, prepared_once, setting_of
-from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, merge_notes
+from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, SearchResult, merge_notes
 from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
 from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
-from lipforge.runs.identity import model_identity
-from lipforge.statistics import paired
+from lipforge.runs.identity import image_digests, model_identity
+from lipforge.statistics import Comparison, paired
 from lipforge.types import Classifier, Threat
 
 Data = ImageData | tuple[Tensor, Tensor]
@@ -79,11 +79,15 @@ def audit(
     experiment = Experiment.open(
         data, *models, run=run, shard_size=size, identity=identity, show_progress=show_progress
     )
-    shards, measured = _attack(experiment, pair, threat, plan), _measure(experiment, pair, threat, plan)
+    task, kept = f"audit__{_slug(threat)}", _results(run)
+    others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
+    shards = _attack(experiment, pair, threat, plan, others)
+    measured = _measure(experiment, pair, threat, plan)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
-    about |= {"model": name, "count": len(data), "non_adaptive_attack": about.pop("attack"), "margin": plan.margin}
-    report = gather(shards, measured, _smoothing_check(pair, run), about, list(pair.candidate.views), plan)
-    return experiment.finish(f"audit__{_slug(threat)}", report)
+    about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
+    views, smoothing = list(pair.candidate.views), _smoothing_check(pair, kept.values())
+    report = gather(shards, measured, smoothing, about, views, plan, others, _chosen_on(kept.values(), data))
+    return experiment.finish(task, report)
 
 
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
@@ -112,10 +116,14 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     attacks = {name: attack_text(getattr(plan, name)) for name in ("non_adaptive", "adaptive", "longer")}
     # A list: the order in which views are tried changes the numbers.
     views = list(pair.candidate.views)
-    return {**vars(plan), **attacks, "views": views, "threat": {"norm": threat.norm, "eps": threat.eps}}
+    # Where an audit stops changes no shard: one that stopped early may go on to all images in the same run.
+    settings = {name: value for name, value in vars(plan).items() if name != "stop_early"}
+    return {**settings, **attacks, "views": views, "threat": {"norm": threat.norm, "eps": threat.eps}}
 
 
-def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> list[dict[str, Any]]:
+def _attack(
+    experiment: Experiment, pair: Pair, threat: Threat, plan: Plan, others: Sequence[float]
+) -> list[dict[str, Any]]:
     base, candidate = (
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
     )
@@ -123,9 +131,13 @@ def _attack(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> l
     def compute(shard: Shard) -> dict[str, Any]:
         return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
+    def enough(shards: Sequence[Mapping[str, Any]]) -> bool:
+        return decision_of(shards, list(pair.candidate.views), plan, others).decided
+
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
     task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
-    return experiment.work(task, compute, title="audit", status=watch)
+    stop = enough if plan.stop_early else None
+    return experiment.work(task, compute, title="audit", status=watch, enough=stop, look_every=BLOCK)
 
 
 def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any] | None:
@@ -142,13 +154,24 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
     return experiment.work(task, measure, positions=first, title="checks")[0]
 
 
-def _smoothing_check(pair: Pair, run: RunDir | None) -> Check:
-    found = []
-    if run is not None:
-        for result in run.results():
-            with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
-                found.append(run.read_result(result))
-    certificates = [result for result in found if isinstance(result, CertifyResult) and result.model_digest]
+def _results(run: RunDir | None) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if run is None:
+        return found
+    for name in run.results():
+        with suppress(LipforgeError):  # of another format, or damaged: no reason to lose an audit
+            found[name] = run.read_result(name)
+    return found
+
+
+def _chosen_on(results: Iterable[Any], data: ImageData) -> list[bool]:
+    """Which images a search of the run has seen, to choose a ratio; empty without one."""
+    seen = {image for result in results if isinstance(result, SearchResult) for image in result.images}
+    return [image in seen for image in image_digests(data)] if seen else []
+
+
+def _smoothing_check(pair: Pair, results: Iterable[Any]) -> Check:
+    certificates = [result for result in results if isinstance(result, CertifyResult) and result.model_digest]
     base, candidate = (digest_of(model_identity(side.classifier)) for side in (pair.base, pair.candidate))
     return checks.smoothing(certificates, base, candidate)
 
@@ -160,20 +183,23 @@ def gather(
     about: Mapping[str, Any],
     views: list[str],
     plan: Plan,
+    others: Sequence[float] = (),
+    chosen_on: Sequence[bool] = (),
 ) -> AuditReport:
-    """The report that the shards of an audit make up; `about` are its fields that no shard knows."""
+    """The report that the shards of an audit make up; `about` are its fields that no shard knows, `others` the p-values
+    of the other audits of the run, and `chosen_on` says which images chose the ratio."""
     sides = {side: [shard[side] for shard in shards] for side in SIDES}
     base, candidate = (joined(sides[side], "outcome") for side in SIDES)
     stages = stage_names(views, square=plan.square > 0)
-    clean, non_adaptive, union = (
-        paired(_robust(base, upto), _robust(candidate, upto)) for upto in ([], [NON_ADAPTIVE], stages)
-    )
-    decision = decide(union, non_adaptive, same=all(shard["same"] for shard in shards), margin=plan.margin)
-    notes = _notes(sides, len(base))
+    clean, non_adaptive, union = _comparisons(shards, stages)
+    decision, notes = decision_of(shards, views, plan, others), _notes(sides, len(base))
+    decision = on_unseen(decision, sum(chosen_on[: len(base)]))
+    stopped = f"; decided after {len(base):,} of {about['planned']:,} images" if len(base) < about["planned"] else ""
     return AuditReport(
         verdict=decision.verdict,
-        sentence=decision.sentence,
+        sentence=decision.sentence + stopped,
         images_needed=decision.images_needed,
+        count=len(base),
         clean=clean,
         non_adaptive=non_adaptive,
         union=union,
@@ -189,6 +215,23 @@ def gather(
         candidate_early_stopped=sum(side["always_early_stopped"] for side in sides["candidate"]),
         **about,
     )
+
+
+def decision_of(
+    shards: Sequence[Mapping[str, Any]], views: list[str], plan: Plan, others: Sequence[float] = ()
+) -> Decision:
+    """The verdict on the images of these shards, the first of an audit; `others` are the run's other p-values."""
+    _, non_adaptive, union = _comparisons(shards, stage_names(views, square=plan.square > 0))
+    same = all(shard["same"] for shard in shards)
+    return among_others(decide(union, non_adaptive, same=same, margin=plan.margin), union, others)
+
+
+def _comparisons(shards: Sequence[Mapping[str, Any]], stages: list[str]) -> list[Comparison]:
+    """Base and candidate on clean images, under the non-adaptive attack, and under the union of all `stages`."""
+    base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
+    return [
+        paired(_robust(base, upto), _robust(candidate, upto), anytime=True) for upto in ([], [NON_ADAPTIVE], stages)
+    ]
 
 
 def _checks(

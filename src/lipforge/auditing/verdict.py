@@ -1,67 +1,140 @@
 """From paired outcomes to one word and one sentence."""
 
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
-from lipforge.results import Verdict
-from lipforge.statistics import Comparison, images_to_decide, paired_interval
+from scipy.special import ndtri
+
+from lipforge.results import Verdict, holm_objection
+from lipforge.statistics import Comparison, counts_above, likely_limits
 from lipforge.text import points
+
+BLOCK = 500  # images between two looks at which an audit may stop
 
 
 class Decision(NamedTuple):
-    """The verdict, the sentence that a report begins with, and for "undecided" how many images might decide."""
+    """The verdict, the sentence that a report begins with, and for "undecided" how many images would probably decide
+    (None also if that is more than a million)."""
 
     verdict: Verdict
     sentence: str
     images_needed: int | None = None
 
+    @property
+    def decided(self) -> bool:
+        return self.verdict != "undecided"
+
+    def undecided(self, reason: str) -> "Decision":
+        """The same finding, but no claim, for this reason; itself where there is none."""
+        found = self.sentence.removeprefix(f"{self.verdict}: ")
+        return Decision("undecided", f"undecided: {found}; {reason}") if reason else self
+
 
 def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: float) -> Decision:
     """The verdict on a gain, from the outcomes under the union of all attacks and under the non-adaptive attack alone.
 
-    The first of these that holds: no change, if the two classifiers are the same function on these images; real or
-    harmful, if the union's interval lies above or below 0; not real, if only the non-adaptive attack's interval lies
-    above 0; no change, if the union's interval lies within the margin; undecided.
+    Both need intervals that hold at any number of images (`paired(..., anytime=True)`): then a verdict is wrong with a
+    probability of at most 2.5 % even if one looks as often as one likes and stops at the first verdict.
     """
-    low, high = union.interval
     found = f"{_points(union)} under the union of all attacks"
     shown = f"non-adaptive attacks show {_points(non_adaptive)}"
+    though = f", though {shown}" if non_adaptive.interval[0] > 0 else ""
+    verdict = verdict_of(union, non_adaptive, same=same, margin=margin)
     if same:
-        return Decision("no change", f"no change: both gave equal logits, bit for bit, on all {union.count} images")
-    if low > 0:
-        return Decision("real", f"real: the candidate gains {found}")
-    if high < 0:
-        though = f", though {shown}" if non_adaptive.interval[0] > 0 else ""
-        return Decision("harmful", f"harmful: the candidate loses, {found}{though}")
-    if non_adaptive.interval[0] > 0:
-        return Decision("not real", f"not real: {shown}, but it is {found}")
-    if -margin <= low and high <= margin:
-        return Decision("no change", f"no change: {found}, less than {100 * margin:g} either way")
-    needed = images_needed(union, margin)
-    way = "might decide it" if union.difference else "with the same shares would show no change"
-    return Decision("undecided", f"undecided: {found}; about {needed:,} images {way}", needed)
+        return Decision(verdict, f"no change: both gave equal logits, bit for bit, on all {union.count} images")
+    if verdict == "real":
+        return Decision(verdict, f"real: the candidate gains {found}")
+    if verdict == "harmful":
+        return Decision(verdict, f"harmful: the candidate loses, {found}{though}")
+    if verdict == "not real":
+        return Decision(
+            verdict, f"not real: {shown}, but it is {found}, which rules out a gain of {100 * margin:g} or more"
+        )
+    if verdict == "no change":
+        return Decision(verdict, f"no change: {found}, less than {100 * margin:g} either way{though}")
+    small = f", a gain that may be below the margin of {100 * margin:g}" if union.interval[0] > 0 else ""
+    needed = images_needed(union, non_adaptive, margin)
+    images = "more than a million" if needed is None else f"about {needed:,}"
+    way = f"{images} images would probably decide it"
+    return Decision("undecided", f"undecided: {found}{small}{though}; {way}", needed)
 
 
-def images_needed(union: Comparison, margin: float) -> int:
-    """How many images would decide, if the shares of gained and lost images stay as they are: whichever takes fewer, a
-    difference that shows (McNemar's test, with 80 % power) or an interval within the margin."""
-    shows = images_to_decide(union)
-    wanted = [shows] if shows is not None else []
-    if abs(union.difference) < margin:
-        wanted.append(_images_within(union, margin))
-    return max(union.count + 1, min(wanted))
+def verdict_of(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: float) -> Verdict:
+    """The first of these that holds. No change: the two classifiers are the same function on these images. Real: the
+    union's interval lies above 0, and the difference is at least the margin. Harmful: the interval lies below 0, and
+    not within the margin. Not real: the non-adaptive attack alone would be called real, while the union shows no gain
+    and its interval excludes one of the margin or more. No change: the interval lies within the margin on both sides of
+    0. Undecided."""
+    low, high = union.interval
+    within = -margin <= low and high <= margin
+    if same:
+        return "no change"
+    if low > 0 and union.difference >= margin:
+        return "real"
+    if high < 0 and not within:
+        return "harmful"
+    looks_real = non_adaptive.interval[0] > 0 and non_adaptive.difference >= margin
+    if looks_real and low <= 0 and high < margin:
+        return "not real"
+    return "no change" if within else "undecided"
 
 
-def _images_within(union: Comparison, margin: float) -> int:
-    """The smallest count, to within a percent, at which the interval lies within the margin."""
-    count = union.count
-    for _ in range(2000):
-        gained = round(count * union.gained / union.count)
-        lost = min(round(count * union.lost / union.count), count - gained)  # both may have been rounded up
-        low, high = paired_interval(gained, lost, count)
-        if -margin <= low and high <= margin:
-            break
-        count = max(count + 1, round(1.01 * count))
-    return count
+def among_others(decision: Decision, union: Comparison, others: Sequence[float]) -> Decision:
+    """The decision, undecided if it claims a gain or a loss that does not survive Holm's correction over all audits of
+    a run; `others` are the p-values of the other audits."""
+    return decision.undecided(holm_objection(decision.verdict, union.p_value, others))
+
+
+def on_unseen(decision: Decision, reused: int) -> Decision:
+    """The decision, undecided if it claims a gain of a ratio that was chosen on `reused` of the images."""
+    if decision.verdict != "real" or not reused:
+        return decision
+    images = "1 of these images" if reused == 1 else f"{reused:,} of these images"
+    return decision.undecided(f"the ratio was chosen on {images}; audit images that the choice has not seen")
+
+
+def prospects(count: int, margin: float) -> str:
+    """What an audit of `count` images can show and what it cannot, in one sentence for before it runs."""
+    gains, counts = [thousandths / 1000 for thousandths in range(1, 501)], counts_above(0)
+    least = bisect_left(gains, True, key=lambda gain: likely_real(gain, count, margin))
+    can = f"a gain of about {100 * gains[least]:.1f} points or more" if least < len(gains) else "no gain"
+    tells = likely_limits(*_three_to_one(min(margin, gains[-1])), counts)[0] > 0
+    needed = f"about {counts[tells.argmax()]:,}" if tells.any() else "over a million"
+    such = "80 % power, if three images are gained for each one lost"
+    points = f"a gain of {100 * margin:g} point{'' if margin == 0.01 else 's'}"
+    return (
+        f"n = {count:,}: {can} is likely to be called real ({such}); to tell {points} from none takes {needed} images"
+    )
+
+
+def likely_real(gain: float, count: int, margin: float) -> bool:
+    """Whether `count` images are likely to call a gain real, if one image is lost for every three that are gained."""
+    gained, lost = _three_to_one(gain)
+    by_chance = float(ndtri(0.8)) * math.sqrt((gained + lost - gain**2) / count)
+    return gain - by_chance >= margin and bool(likely_limits(gained, lost, count)[0] > 0)
+
+
+def _three_to_one(gain: float) -> tuple[float, float]:
+    return 1.5 * gain, 0.5 * gain
+
+
+def images_needed(union: Comparison, non_adaptive: Comparison, margin: float) -> int | None:
+    """How many images would decide with a probability of about 80 %, if the shares of gained and lost images stay as
+    they are; None for more than a million."""
+    counts = counts_above(union.count)
+    limits = [zip(*likely_limits(*_shares(one), counts), strict=True) for one in (union, non_adaptive)]
+    for count, *intervals in zip(counts, *limits, strict=True):
+        later = [replace(one, interval=limit) for one, limit in zip((union, non_adaptive), intervals, strict=True)]
+        if verdict_of(*later, same=False, margin=margin) != "undecided":
+            return int(count)
+    return None
+
+
+def _shares(comparison: Comparison) -> tuple[float, float]:
+    return comparison.gained / comparison.count, comparison.lost / comparison.count
 
 
 def _points(comparison: Comparison) -> str:

@@ -8,14 +8,14 @@ from typer import Argument, Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, printed, say, say_wrote, show_table
+from lipforge.cli.output import note, print_json, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import by_torchrun
 from lipforge.records import to_builtins
 
 
-@options.command(model="", data="cifar10:test", limit=500, norm=("linf", Option(help="linf or l2.")))
+@options.command(model="", data="cifar10:test", limit=2000, norm=("linf", Option(help="linf or l2.")))
 def audit(
     models: options.ModelOptions,
     data: options.DataOptions,
@@ -28,7 +28,10 @@ def audit(
     candidate_weights: Annotated[str | None, Option(help="A checkpoint file for CANDIDATE.")] = None,
     version: Annotated[str, Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
     square: Annotated[int, Option(help="Also attack with Square, with this many queries per image.")] = 0,
-    margin: Annotated[float, Option(help="Percentage points below which a difference is no change.")] = 1.0,
+    margin: Annotated[float, Option(help="The smallest difference that matters, in percentage points.")] = 1.0,
+    all_images: Annotated[
+        bool, Option("--all-images", help="Attack all images, even if the verdict is decided before.")
+    ] = False,
     published: Annotated[
         str | None, Option("--table", help="Check published numbers instead: paper, or a CSV file.")
     ] = None,
@@ -37,11 +40,14 @@ def audit(
 ) -> None:
     """Find out whether a gain in robustness survives adaptive attacks, or check a table of published numbers.
 
-    Exit codes: 0 real or no change; 1 not real, harmful, or a published number that breaks a rule; 3 undecided.
+    The audit looks after every 500 images and stops as soon as the verdict is decided.
+
+    Exit codes: 0 real or no change; 1 not real, harmful, or a published number that breaks a rule; 3 undecided; 4
+    unreliable.
 
     [bold]Examples[/]
 
-    lipforge audit cifar10-resnet --recipe recipe.json --data cifar10:test --limit 500 --eps 8/255 --run runs/audit
+    lipforge audit cifar10-resnet --recipe recipe.json --data cifar10:test --eps 8/255 --run runs/audit
 
     lipforge audit cifar10-resnet my_model.py:build --candidate-weights mine.pt --eps 8/255
 
@@ -50,13 +56,23 @@ def audit(
     if published is not None:
         _check_published(published, models.model, json)
         return
-    from lipforge.auditing import classes_of
+    from lipforge.auditing import classes_of, prospects
 
     _check(models, candidate, candidate_weights, recipe)
-    threat, settings = threats.threat, {"square": square, "seed": keep.seed, "shard_size": shard_size}
+    threat = threats.threat
     with options.session(models, data) as (rank, images, base, device):
         recipe.apply_(base)
-        plan = lf.audit_plan(version, classes=classes_of(base, images), margin=margin / 100, **settings)
+        plan = lf.audit_plan(
+            version,
+            classes=classes_of(base, images),
+            square=square,
+            margin=margin / 100,
+            seed=keep.seed,
+            shard_size=shard_size,
+            stop_early=not all_images,
+        )
+        if rank.is_first and not json:
+            note(prospects(len(images), plan.margin))
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
             report = lf.audit(base, images, threat, plan=plan, run=keep.open(), name=name)
@@ -65,12 +81,16 @@ def audit(
             name = f"{models.model} and {candidate}"
             report = lf.audit(base, other, images, threat, plan=plan, run=keep.open(), name=name)
         if rank.is_first and not printed(json, report):
-            about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
-            say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
-            say(str(report))
+            _show(report)
             say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
     # torchrun would take a verdict's exit code for a crash, and start the audit again.
     raise Exit(0 if by_torchrun() else report.exit_code)
+
+
+def _show(report: lf.AuditReport) -> None:
+    about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
+    say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
+    say(str(report))
 
 
 def _check(

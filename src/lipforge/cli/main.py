@@ -43,7 +43,7 @@ app = Typer(
     name="lipforge",
     help="Forge a trained image classifier in one pass, and find out whether it really got harder to fool.",
     epilog="Exit codes: 0 done, 1 an audit says not real or harmful, 2 wrong use or bad input, 3 an audit is "
-    "undecided, 70 a bug in lipforge, 130 interrupted.",
+    "undecided, 4 it is unreliable, 70 a bug in lipforge, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -5,7 +5,18 @@ from typing import Any
 from lipforge.errors import InputError
 from lipforge.records import from_builtins, to_builtins
 from lipforge.results.analysis import Analysis, LayerReport, NetworkReport, ProductBound, Spread
-from lipforge.results.audit import VERDICTS, AuditNote, AuditReport, AuditRow, Check, Effort, Verdict, VerdictForm
+from lipforge.results.audit import (
+    VERDICTS,
+    AuditNote,
+    AuditReport,
+    AuditRow,
+    Check,
+    Effort,
+    Verdict,
+    VerdictForm,
+    corrected,
+    holm_objection,
+)
 from lipforge.results.certification import CertifiedImage, CertifyCost, CertifyResult, CurvePoint, curve_point
 from lipforge.results.demo import DemoResult, Gallery, GalleryItem
 from lipforge.results.evaluation import (

@@ -1,13 +1,14 @@
 """What an audit found, and what its verdicts mean."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 from lipforge.results.evaluation import ROBUST, Note
-from lipforge.statistics import Comparison
+from lipforge.statistics import Comparison, holm
 from lipforge.types import Norm
 
-Verdict = Literal["real", "not real", "harmful", "no change", "undecided"]
+Verdict = Literal["real", "not real", "harmful", "no change", "undecided", "unreliable"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ VERDICTS: dict[Verdict, VerdictForm] = {
     "not real": VerdictForm("Gain not real", 1, "✕", "bad"),
     "harmful": VerdictForm("Harmful", 1, "▼", "bad"),
     "undecided": VerdictForm("Undecided", 3, "?", "doubt"),
+    "unreliable": VerdictForm("Unreliable", 4, "!", "doubt"),
 }
 
 
@@ -83,7 +85,8 @@ class AuditReport:
 
     `non_adaptive` and `union` compare the two image by image, under the non-adaptive attack and under the union of all
     attacks; the verdict is about `union`. The outcomes have for each image the attack that broke it, "robust" or
-    "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early.
+    "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early. `count` images were
+    attacked, of `planned`: an audit may stop as soon as the verdict is decided.
     """
 
     kind: ClassVar[str] = "audit"
@@ -112,6 +115,7 @@ class AuditReport:
     seconds: float
     base_early_stopped: int = 0
     candidate_early_stopped: int = 0
+    planned: int | None = None
 
     @property
     def exit_code(self) -> int:
@@ -149,3 +153,25 @@ class AuditReport:
         marks = {True: "pass", False: "FAIL", None: "-"}
         lines += [f"{marks[check.passed]:<4}  {check.name}: {check.evidence}" for check in self.checks]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def holm_objection(verdict: Verdict, p_value: float, others: Sequence[float]) -> str:
+    """Why a gain or a loss is not claimed: its p-value, corrected by Holm for those of the `others` of the same run, is
+    above 0.05. Nothing if it is not, or if the verdict claims neither."""
+    adjusted = holm([p_value, *others])[0]
+    if verdict not in ("real", "harmful") or not others or adjusted <= 0.05:
+        return ""
+    return f"{len(others) + 1} audits in this run, and after Holm's correction for that p = {adjusted:.2g}"
+
+
+def corrected(audits: Sequence[AuditReport]) -> list[AuditReport]:
+    """The audits of one run with verdicts that hold for all of them together: one that finished early does not know of
+    those that came later."""
+    found = []
+    for place, audit in enumerate(audits):
+        others = [other.union.p_value for other in (*audits[:place], *audits[place + 1 :])]
+        if objection := holm_objection(audit.verdict, audit.union.p_value, others):
+            sentence = f"undecided: {audit.sentence.removeprefix(f'{audit.verdict}: ')}; {objection}"
+            audit = replace(audit, verdict="undecided", sentence=sentence)
+        found.append(audit)
+    return found

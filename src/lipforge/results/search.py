@@ -82,7 +82,8 @@ class SearchResult:
     """The ratio to use, why, and all that was measured on the way, base first.
 
     `chosen` is 0 where no ratio keeps more images robust than the base; `best` is then still the best of the others.
-    `skip_above` and `recheck` are the settings of `choose_ratio`. `notes` are reasons not to trust the scores.
+    `skip_above` and `recheck` are the settings of `choose_ratio`. `notes` are reasons not to trust the scores. `images`
+    are digests of the images: an audit on any of them does not test the choice.
     """
 
     kind: ClassVar[str] = "search"
@@ -103,6 +104,7 @@ class SearchResult:
     backwards: int
     seconds: float
     notes: tuple[Note, ...] = ()
+    images: tuple[str, ...] = ()
 
     @property
     def best(self) -> RatioScore:

@@ -17,7 +17,7 @@ from lipforge.results import ROBUST
 from lipforge.runs.identity import data_identity, identified
 from lipforge.runs.rundir import RunDir, open_task
 from lipforge.runs.tasks import Complete, Task, digest_of
-from lipforge.runs.workers import work
+from lipforge.runs.workers import Enough, work
 from lipforge.types import Classifier
 
 SHARD_SIZE = 100  # images per shard unless told otherwise: a divisor of the counts that people evaluate
@@ -116,14 +116,25 @@ class Experiment:
         positions: Sequence[int] | None = None,
         title: str = "",
         status: "Watch | None" = None,
+        enough: Enough | None = None,
+        look_every: int = 1,
     ) -> list[dict[str, Any]]:
-        """What `compute` makes of every shard, in order; only what nobody has computed yet is computed."""
+        """What `compute` makes of every shard, in order; only what nobody has computed yet is computed. With `enough`
+        the shards after the first look that says so are not needed; see `lipforge.runs.workers.work`."""
         chosen = range(len(self.data)) if positions is None else positions
 
         def one(part: range) -> Mapping[str, Any]:
             return compute(self.read(chosen[part.start : part.stop]))
 
-        return work(task, one, title or task.name, status=status, show_progress=self.show_progress)
+        return work(
+            task,
+            one,
+            title or task.name,
+            status=status,
+            show_progress=self.show_progress,
+            enough=enough,
+            look_every=look_every,
+        )
 
     def finish(self, name: str, result: R) -> R:
         """The result, written to the run by the first rank."""

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lipforge.batching import ImageData
+from lipforge.batching import BATCH_SIZE, ImageData
 from lipforge.errors import InputError
 from lipforge.records import lipforge_version
 from lipforge.types import Classifier
@@ -67,6 +67,12 @@ def data_identity(data: ImageData) -> dict[str, Any]:
     digest.update(tensor_bytes(labels.to(torch.int64)))
     content = getattr(data, "content", None)
     return {**about, "sample": digest.hexdigest(), **({} if content is None else {"content": content})}
+
+
+def image_digests(data: ImageData) -> tuple[str, ...]:
+    """A short digest of each image, by which the same image is found again in another data set."""
+    batches = (images for images, _ in data.batches(BATCH_SIZE))
+    return tuple(hashlib.sha256(tensor_bytes(image)).hexdigest()[:16] for images in batches for image in images)
 
 
 def canonical(name: str) -> str:

@@ -70,6 +70,10 @@ class Task:
     def images(self, index: int) -> range:
         return range(index * self.size, min((index + 1) * self.size, self.count))
 
+    def looks(self, every: int) -> list[int]:
+        """The numbers of shards, from the first on, that complete another `every` images; the last has all."""
+        return [-(-images // self.size) for images in range(every, self.count, every)] + [self.shards]
+
     def path(self, index: int, suffix: str = ".json") -> Path:
         assert self.folder is not None
         return self.folder / f"{index:04d}{suffix}"

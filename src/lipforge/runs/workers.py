@@ -9,7 +9,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -24,6 +24,10 @@ from lipforge.runs.tasks import Compute, Task
 PATIENCE = (0.02, 1.0)  # seconds between two looks at shards that others are computing: at first, and at most
 
 
+Enough = Callable[[list[dict[str, Any]]], bool]
+"""Whether the first shards, in order, are all that is needed; it must depend on them alone."""
+
+
 class Status(Protocol):
     """What the progress bar says beside the count, as `str` gives it; it is shown every finished shard once."""
 
@@ -31,13 +35,24 @@ class Status(Protocol):
 
 
 def work(
-    task: Task, compute: Compute, label: str, *, status: Status | None = None, show_progress: bool | None = None
+    task: Task,
+    compute: Compute,
+    label: str,
+    *,
+    status: Status | None = None,
+    show_progress: bool | None = None,
+    enough: Enough | None = None,
+    look_every: int = 1,
 ) -> list[dict[str, Any]]:
     """The results of all shards in order, on every rank; only what no one has computed yet is computed. The ranks of
-    torchrun share the shards; join them first with `lipforge.ranks.process_group`."""
+    torchrun share the shards; join them first with `lipforge.ranks.process_group`.
+
+    With `enough` the work may end before: at the first shard that completes another `look_every` images and with which
+    it is true. Which one that is depends on the shards alone, not on who computed them or what lies beyond."""
     with _store() as store:
         shelf = _Memory(task, store) if task.folder is None else task
         done: dict[int, dict[str, Any]] = {}
+        goal = _Goal(task, done, enough, look_every)
 
         def look() -> int:
             """How many images were finished since the last look, here or elsewhere."""
@@ -50,15 +65,36 @@ def work(
 
         with progress(label, task.count, done=look(), show=show_progress, status=status or "") as step:
             for index in _drawn(task.shards, store):
+                if not goal.missing():
+                    break
                 if index not in done and _compute(shelf, task, index, compute):
                     step(look())
             pause, longest = PATIENCE
-            while missing := [index for index in range(task.shards) if index not in done]:
+            while missing := goal.missing():
                 if not any(_compute(shelf, task, index, compute) for index in missing):
                     time.sleep(pause)
                     pause = min(2 * pause, longest)
                 step(look())
-        return [done[index] for index in range(task.shards)]
+        return [done[index] for index in range(goal.end)]
+
+
+class _Goal:
+    """Which shards are needed: all, or those up to the first look that says they are enough."""
+
+    def __init__(self, task: Task, done: Mapping[int, dict[str, Any]], enough: Enough | None, every: int) -> None:
+        self.done, self.enough = done, enough
+        self.looks = [task.shards] if enough is None else task.looks(every)
+        self.end = self.looks.pop(0)
+
+    def missing(self) -> list[int]:
+        """The shards up to the next look that are not there yet; none once the goal is reached, which is `end`."""
+        while not (absent := [index for index in range(self.end) if index not in self.done]) and self.looks:
+            assert self.enough is not None
+            if self.enough([self.done[index] for index in range(self.end)]):
+                self.looks.clear()
+            else:
+                self.end = self.looks.pop(0)
+        return absent
 
 
 def _compute(shelf: "_Memory | Task", task: Task, index: int, compute: Compute) -> bool:

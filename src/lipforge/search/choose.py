@@ -17,6 +17,7 @@ from lipforge.forge import forged, forges, plain, set_ratio_, straight_through
 from lipforge.forge.insert import require_forges
 from lipforge.results import ROBUST, RatioScore, SearchResult, Setting
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of
+from lipforge.runs.identity import image_digests
 from lipforge.search import score as scoring
 from lipforge.search.score import label_of
 from lipforge.search.screen import RECHECK, SKIP_ABOVE, Candidate, Records, Screening
@@ -92,6 +93,7 @@ def choose_ratio(
         recheck=recheck,
         **totals([vars(score) for score in scores]),
         notes=tuple(scoring.search_notes(scores)),
+        images=image_digests(experiment.data),
     )
     return experiment.finish("search", result)
 

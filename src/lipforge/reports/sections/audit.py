@@ -5,7 +5,7 @@ from lipforge.reports.charts import Bar, Row, Rows, percent_axis
 from lipforge.reports.read import Run, is_base
 from lipforge.reports.sections.evaluations import PAIRED, comparison_cells
 from lipforge.reports.tables import Share, Table, columns
-from lipforge.results import VERDICTS, AuditReport
+from lipforge.results import VERDICTS, AuditReport, corrected
 from lipforge.text import duration, percent
 
 PASSED = {True: "passed", False: "FAILED", None: "does not apply"}
@@ -13,7 +13,7 @@ PASSED = {True: "passed", False: "FAILED", None: "does not apply"}
 
 def verdict(run: Run) -> Section:
     """What the audit says; without one, that nobody has asked yet."""
-    audits = run.of(AuditReport)
+    audits = corrected(run.of(AuditReport))
     blocks = tuple(_verdict(audit, alone=len(audits) == 1) for audit in audits)
     if not audits and {is_base(result.label) for result in run.evaluations} == {True, False}:
         text = (
