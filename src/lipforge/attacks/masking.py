@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lipforge.attacks.losses import targeted_margin_loss, targets_by_rank
 from lipforge.attacks.state import AttackState, Goal, toward
+from lipforge.types import Classifier, Threat
 
 SHORT, LONG = 4 / 3, 3.0
 """By which factor a step may differ from its prediction: up to a quarter of eps, and at eps.
@@ -47,6 +48,13 @@ def masked_gradients(state: AttackState) -> Masked:
         found.any[at] |= too_much | too_little
         found.too_much[at] |= too_much
     return found
+
+
+def masked_images(model: Classifier, x: Tensor, y: Tensor, *, threat: Threat, seed: int, sample_ids: Tensor) -> Tensor:
+    """Which images (N,) the model gets right although its gradients do not predict it: see `masked_gradients`."""
+    state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=sample_ids)
+    state.clean_logits()
+    return masked_gradients(state).any
 
 
 def mispredicted(state: AttackState, point: Tensor, at: Tensor, goal: Goal) -> tuple[Tensor, Tensor]:

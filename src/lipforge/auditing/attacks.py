@@ -1,16 +1,18 @@
 """Every attack of the audit on one shard of images: what counts is the union of what they break."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import APGD, Attack, Refine, Square
+from lipforge.attacks.masking import masked_images
 from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
-from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, REFINED, SQUARE, TRANSFER, Plan
+from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, OWN, REFINED, SQUARE, TRANSFER, Plan
 from lipforge.evaluation.robust import classified, unbroken
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
@@ -19,6 +21,7 @@ from lipforge.types import Classifier, Threat
 MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is attacked again, at most
 NEARLY = 10  # a difference in gradients per robust image that is left as it is
 LONGEST = 100  # steps of one restart that makes up for a difference, at most
+LOOKED = 13  # forwards on a robust image that tell whether one view predicts it, the clean image's included
 
 
 def attack_shard(
@@ -59,7 +62,10 @@ def _run_stages(
         if plan.square:
             side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)
     equal_budget(base, candidate, seed + len(views) + 2)
-    return {"same": same, "transferred": transferred, "double": attack_in_double(base, candidate, seed)}
+    double = attack_in_double(base, candidate, seed)
+    for side in sides:
+        side.look_for_masks()
+    return {"same": same, "transferred": transferred, "double": double}
 
 
 class AttackedSide:
@@ -75,6 +81,7 @@ class AttackedSide:
         self.backwards = torch.zeros(len(shard.x), dtype=torch.int64)
         self.gradients: dict[str, int] = {}
         self.early_stopped: dict[str, set[int]] = {}
+        self.masked: dict[str, int] = {}
         self.notes: list[tuple[str, Note]] = []
 
     @property
@@ -96,9 +103,12 @@ class AttackedSide:
     def best(self) -> Classifier:
         return self.side.views[self.best_name]
 
-    def attack(self, stage: str, classifier: Classifier, attack: Attack, *, seed: int) -> None:
-        """Attack the robust images; every classifier here has the side's own logits, and those decide on success."""
-        positions = self.robust
+    def attack(
+        self, stage: str, classifier: Classifier, attack: Attack, *, seed: int, only: Collection[int] | None = None
+    ) -> None:
+        """Attack the robust images, or of these only some; every classifier here has the side's own logits, and those
+        decide on success."""
+        positions = [position for position in self.robust if only is None or position in only]
         if not positions:
             return
         self.watch(stage)
@@ -114,13 +124,26 @@ class AttackedSide:
         for position in at[result.broken].tolist():
             self.outcome[position] = stage
 
+    def look_for_masks(self, further: Mapping[str, Classifier] = MappingProxyType({})) -> None:
+        """Count for each view the robust images on which its gradients do not predict the side's logits."""
+        at = torch.tensor(self.robust, dtype=torch.int64, device=self.shard.x.device)
+        (x, y, ids), views = self.shard.at(at), {OWN: self.side.classifier, **self.side.views, **further}
+        known: dict[int, int] = {}  # one classifier may be several views
+        for name, view in views.items():
+            if id(view) not in known:
+                found = masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids) if len(at) else at
+                known[id(view)] = int(found.sum())
+                self.forwards += LOOKED * len(at)
+            self.masked[name] = known[id(view)]
+
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""
         return [not wrong for wrong in is_misclassified(self.side.classifier, images, self.shard.y).tolist()]
 
     def summary(self) -> dict[str, Any]:
         """What the report needs of this side, ready for JSON; `early_stopped` counts by stage the images robust at the
-        end that the stage stopped early, `always_early_stopped` those that every gradient attack did."""
+        end that the stage stopped early, `always_early_stopped` those that every gradient attack did. `masked` counts
+        by view the robust images that its gradients do not predict."""
         robust = set(self.robust)
         stages = (NON_ADAPTIVE, *self.side.views, LONGER)
         return {
@@ -131,6 +154,7 @@ class AttackedSide:
             "forwards": self.forwards,
             "backwards": self.backwards.tolist(),
             "gradients": self.gradients,
+            "masked": self.masked,
         }
 
 

@@ -126,6 +126,11 @@ def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfe
     )
 
 
+def masking(measured: Mapping[str, Any]) -> tuple[Check, ...]:
+    """The checks of the list without which nothing is claimed of the candidate."""
+    return one_step(measured["fgsm"], measured["pgd"]), sweep(measured["sweep"], len(measured["fgsm"]))
+
+
 def white_box(non_adaptive: Sequence[bool], square: Sequence[bool]) -> Check:
     """Square, without gradients, must not break what the non-adaptive attack leaves."""
     alone, left = _only(square, non_adaptive), f"{sum(non_adaptive)} of {len(non_adaptive)}"

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from lipforge.attacks.checks import differs
 from lipforge.attacks.queries import logits_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import ImageData, check_eval, device_of
-from lipforge.errors import InputError
+from lipforge.errors import InputError, ModelError
 from lipforge.forge import forged, plain, smooth_backward, straight_through
 from lipforge.types import Classifier
 
@@ -94,6 +95,17 @@ def classes_of(classifier: Classifier, data: ImageData) -> int:
     x, _ = data.batch([0])
     device = device_of(classifier) if isinstance(classifier, nn.Module) else x.device
     return logits_of(classifier, x.to(device)).shape[1]
+
+
+@torch.no_grad()
+def check_steady(name: str, classifier: Classifier, x: Tensor) -> None:
+    """Raise if the classifier gives other logits when it is asked again: one lucky draw would count as broken."""
+    if differs(logits_of(classifier, x), [logits_of(classifier, x) for _ in range(2)]):
+        raise ModelError(
+            f"{name} has random outputs, which an audit cannot judge: one unlucky draw would count as broken. Fix the "
+            "randomness, or audit the mean of its logits over draws with fixed seeds; to attack a random model use "
+            "lipforge evaluate --attack autoattack:version=rand"
+        )
 
 
 def in_double(classifier: Classifier) -> nn.Module | None:

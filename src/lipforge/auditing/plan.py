@@ -12,15 +12,22 @@ from lipforge.results import MISCLASSIFIED, ROBUST
 CLEAN, NON_ADAPTIVE, TRANSFER, REFINED = "clean", "non-adaptive", "transfer", "transfer, refined"
 LONGER, SQUARE, EQUAL, DOUBLE = "longer restarts", "square", "equal budget", "float64"
 OWN, TRANSFERRED = "own gradients", "transferred gradients"
+AVERAGED, STRAIGHT, DISTILLED = "averaged gradients", "straight through rounding", "distilled copy"
+FULL = "AutoAttack"
 """The names of the stages, which are also the outcomes of the images that they break."""
 
 
-def stage_names(views: Sequence[str], *, square: bool) -> list[str]:
+ESCALATION = (AVERAGED, STRAIGHT, DISTILLED, FULL)
+"""The stages that run only while gradients look masked."""
+
+
+def stage_names(views: Sequence[str], *, square: bool, escalated: bool = False) -> list[str]:
     """All stages in the order in which they run; `views` are the names of the adaptive attacks."""
-    return [NON_ADAPTIVE, TRANSFER, *views, REFINED, LONGER, *([SQUARE] if square else []), EQUAL, DOUBLE]
+    further = ESCALATION if escalated else ()
+    return [NON_ADAPTIVE, TRANSFER, *views, REFINED, LONGER, *([SQUARE] if square else []), EQUAL, DOUBLE, *further]
 
 
-RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_names([], square=True)})
+RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_names([], square=True, escalated=True)})
 """Names that no surrogate may have: what it broke would be counted as something else."""
 
 

@@ -1,5 +1,6 @@
 """The audit: every attack on both sides, the checklist, and one verdict."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypedDict, Unpack, overload
@@ -7,9 +8,11 @@ from typing import Any, TypedDict, Unpack, overload
 from torch import Tensor, nn
 
 from lipforge.attacks import attack_text, norms
+from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
-from lipforge.auditing.pairs import Pair, classes_of, forged_pair, pair_of
+from lipforge.auditing.escalation import SIDES, Escalation, clear, doubts, merged, predicted
+from lipforge.auditing.pairs import Pair, check_steady, classes_of, forged_pair, pair_of
 from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan, stage_names
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
@@ -23,8 +26,6 @@ from lipforge.statistics import Comparison, paired
 from lipforge.types import Classifier, Threat
 
 Data = ImageData | tuple[Tensor, Tensor]
-
-SIDES = ("base", "candidate")
 
 
 class Options(TypedDict, total=False):
@@ -83,10 +84,12 @@ def audit(
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
     shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan)
+    shards, escalated = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
-    views, smoothing = list(pair.candidate.views), _smoothing_check(pair, kept.values())
-    report = gather(shards, measured, smoothing, about, views, plan, others, _chosen_on(kept.values(), data))
+    stages = stage_names(list(pair.candidate.views), square=plan.square > 0, escalated=escalated)
+    smoothing, chosen_on = _smoothing_check(pair, kept.values()), _chosen_on(kept.values(), data)
+    report = gather(shards, measured, smoothing, about, stages, plan, others, chosen_on)
     return experiment.finish(task, report)
 
 
@@ -128,16 +131,54 @@ def _attack(
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
     )
 
+    @functools.cache
+    def refuse_random() -> None:
+        x = experiment.read(range(min(LOOKED_AT, len(experiment.data)))).x
+        for name, classifier in _classifiers(pair).items():
+            check_steady(name, classifier, x)
+
     def compute(shard: Shard) -> dict[str, Any]:
+        refuse_random()
         return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
     def enough(shards: Sequence[Mapping[str, Any]]) -> bool:
-        return decision_of(shards, list(pair.candidate.views), plan, others).decided
+        stages = stage_names(list(pair.candidate.views), square=plan.square > 0)
+        return decision_of(shards, stages, plan, others).decided
 
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
     task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
     stop = enough if plan.stop_early else None
     return experiment.work(task, compute, title="audit", status=watch, enough=stop, look_every=BLOCK)
+
+
+def _escalate(
+    experiment: Experiment,
+    pair: Pair,
+    threat: Threat,
+    plan: Plan,
+    shards: list[dict[str, Any]],
+    measured: Mapping[str, Any] | None,
+    others: Sequence[float],
+) -> tuple[list[dict[str, Any]], bool]:
+    """The shards after further attacks, while what would be claimed rests on a side in doubt; and whether there were
+    any."""
+    count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
+    further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
+    for number, attack in enumerate((further.first, further.full)):
+        stages = stage_names(views, square=plan.square > 0, escalated=number > 0)
+        if not doubts(shards, measured, decision_of(shards, stages, plan, others), same=_same(shards)):
+            return shards, number > 0
+        watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
+        name = f"audit-escalation-{number + 1}-{count}__{_slug(threat)}"
+        task = experiment.task(name, _classifiers(pair), _config(pair, threat, plan), positions=range(count))
+
+        def compute(shard: Shard, attack: Any = attack, known: Any = shards, watch: Watch = watch) -> dict[str, Any]:
+            found: dict[str, Any] = attack(shard, known[int(shard.ids[0]) // plan.shard_size], watch)
+            return found
+
+        after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
+        shards = [merged(*each) for each in zip(shards, after, strict=True)]
+    return shards, True
 
 
 def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any] | None:
@@ -181,7 +222,7 @@ def gather(
     measured: Mapping[str, Any] | None,
     smoothing: Check,
     about: Mapping[str, Any],
-    views: list[str],
+    stages: list[str],
     plan: Plan,
     others: Sequence[float] = (),
     chosen_on: Sequence[bool] = (),
@@ -190,9 +231,9 @@ def gather(
     of the other audits of the run, and `chosen_on` says which images chose the ratio."""
     sides = {side: [shard[side] for shard in shards] for side in SIDES}
     base, candidate = (joined(sides[side], "outcome") for side in SIDES)
-    stages = stage_names(views, square=plan.square > 0)
     clean, non_adaptive, union = _comparisons(shards, stages)
-    decision, notes = decision_of(shards, views, plan, others), _notes(sides, len(base))
+    decision, notes = decision_of(shards, stages, plan, others), _notes(sides, len(base))
+    decision = clear(decision, doubts(shards, measured, decision, same=_same(shards)))
     decision = on_unseen(decision, sum(chosen_on[: len(base)]))
     stopped = f"; decided after {len(base):,} of {about['planned']:,} images" if len(base) < about["planned"] else ""
     return AuditReport(
@@ -218,12 +259,16 @@ def gather(
 
 
 def decision_of(
-    shards: Sequence[Mapping[str, Any]], views: list[str], plan: Plan, others: Sequence[float] = ()
+    shards: Sequence[Mapping[str, Any]], stages: list[str], plan: Plan, others: Sequence[float] = ()
 ) -> Decision:
     """The verdict on the images of these shards, the first of an audit; `others` are the run's other p-values."""
-    _, non_adaptive, union = _comparisons(shards, stage_names(views, square=plan.square > 0))
-    same = all(shard["same"] for shard in shards)
-    return among_others(decide(union, non_adaptive, same=same, margin=plan.margin), union, others)
+    _, non_adaptive, union = _comparisons(shards, stages)
+    return among_others(decide(union, non_adaptive, same=_same(shards), margin=plan.margin), union, others)
+
+
+def _same(shards: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether both sides are the same function, as far as the shards show."""
+    return all(shard["same"] for shard in shards)
 
 
 def _comparisons(shards: Sequence[Mapping[str, Any]], stages: list[str]) -> list[Comparison]:
@@ -245,6 +290,7 @@ def _checks(
     flags = [note.note for note in notes if (note.side, note.attack) == ("candidate", NON_ADAPTIVE)]
     return (
         *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
+        *(predicted([shard[side] for shard in shards], side) for side in SIDES),
         checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.attack_flags(flags),
         checks.precision(double),

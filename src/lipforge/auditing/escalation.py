@@ -1,0 +1,162 @@
+"""No claim without a clean bill: while a check for masked gradients fails, attack harder; if it still fails, say so.
+
+A claim rests on one side not looking more robust than it is: `real` on the candidate, `harmful` and `not real` on the
+base, `no change` on both. A side is in doubt if no gradients that the audit has of it predict it on its robust images,
+or if a check of the list says that they are masked.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from lipforge.attacks import APGD, autoattack
+from lipforge.auditing import checks
+from lipforge.auditing.attacks import AttackedSide
+from lipforge.auditing.pairs import Pair, borrow
+from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, STRAIGHT, Plan
+from lipforge.auditing.surrogates import distilled, through_rounding
+from lipforge.auditing.verdict import Decision
+from lipforge.evaluation.robust import joined
+from lipforge.results import ROBUST, Check, Note, Verdict, merge_notes
+from lipforge.results.evaluation import POINT, UNRELIABLE
+from lipforge.runs import Shard
+from lipforge.types import Classifier, Threat
+
+SIDES = ("base", "candidate")
+
+RESTS_ON: Mapping[Verdict, tuple[str, ...]] = {
+    "real": ("candidate",),
+    "harmful": ("base",),
+    "not real": ("base",),
+    "no change": ("base", "candidate"),
+}
+"""Whose robustness a verdict would be wrong about, if it were overstated."""
+
+PREDICTED = 0.1  # share of its robust images on which a side's gradients may fail to predict it
+
+AVERAGING = APGD(steps=40, loss="margin", eot_iter=16, noise=0.5)
+
+
+def doubts(
+    shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None, decision: Decision, *, same: bool = False
+) -> dict[str, tuple[str, ...]]:
+    """Why the sides that the decision rests on may look more robust than they are; empty with a clean bill."""
+    found = {}
+    for side in () if same else RESTS_ON.get(decision.verdict, ()):
+        parts = [shard[side] for shard in shards]
+        failed = _masking_checks(parts, side, measured if side == "candidate" else None)
+        found[side] = tuple(f"{check.name}: no; {check.evidence}" for check in failed if check.passed is False)
+    return {side: reasons for side, reasons in found.items() if reasons}
+
+
+def _masking_checks(
+    parts: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None
+) -> tuple[Check, ...]:
+    """The checks that a claim must pass; the paper's are measured on the candidate only."""
+    listed = () if measured is None else checks.masking(measured)
+    outcome = joined(parts, "outcome")
+    notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], len(outcome))
+    flags = [note for note in notes if note.kind in UNRELIABLE and note.count is None]
+    return (*listed, predicted(parts, side), black_box(outcome, side), checks.attack_flags(flags))
+
+
+def predicted(parts: Sequence[Mapping[str, Any]], side: str) -> Check:
+    """Some gradients that the audit has of a side must predict it on nearly all of its robust images."""
+    name, outcome = f"gradients predict the {side}", joined(parts, "outcome")
+    robust, count = outcome.count(ROBUST), len(outcome)
+    if robust <= POINT * count:
+        return Check(name, None, f"{robust} of {count} images are robust, too few to look at")
+    views = {view: sum(part["masked"].get(view, 0) for part in parts) for part in parts for view in part["masked"]}
+    best = min(views, key=lambda view: views[view])
+    text = f"{best}, the best, fail on {views[best]} of {robust} robust images"
+    return Check(name, views[best] <= PREDICTED * robust, text)
+
+
+def black_box(outcome: Sequence[str], side: str) -> Check:
+    """AutoAttack with full Square, after everything else, must not break a point or more."""
+    text = f"it breaks {outcome.count(FULL)} of {len(outcome)} images that all other attacks leave"
+    return Check(f"AutoAttack adds nothing on the {side}", outcome.count(FULL) <= POINT * len(outcome), text)
+
+
+def clear(decision: Decision, reasons: Mapping[str, Sequence[str]]) -> Decision:
+    """The decision, or `unreliable` where a side that it rests on is still in doubt."""
+    if not reasons:
+        return decision
+    found = decision.sentence.removeprefix(f"{decision.verdict}: ")
+    sides = " and the ".join(reasons)
+    return Decision(
+        "unreliable",
+        f"unreliable: it would be {decision.verdict}, {found}, but gradients of the {sides} look masked: "
+        + "; ".join(reason for each in reasons.values() for reason in each),
+    )
+
+
+class Escalation:
+    """The attacks for sides in doubt, on images that are still robust, the same for both sides.
+
+    First gradients averaged over 16 noisy neighbours, gradients straight through every rounding, and gradients of a
+    copy of the opposite side that was distilled on this side's outputs. Then AutoAttack with full Square, on the images
+    that decide: those that are robust on one side only.
+    """
+
+    def __init__(self, pair: Pair, images: Callable[[list[int]], Tensor], count: int, threat: Threat, plan: Plan):
+        self.pair, self.images, self.count, self.threat, self.plan = pair, images, count, threat, plan
+        self._made: dict[str, dict[str, Classifier]] = {}
+
+    def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
+        """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
+        sides = self._sides(shard, before, watch)
+        for name, side in sides.items():
+            side.attack(AVERAGED, side.side.classifier, AVERAGING, seed=self.plan.seed + 100)
+            for stage, view in self._views(name).items():
+                side.attack(stage, view, self.plan.adaptive, seed=self.plan.seed + 101)
+        return self._summaries(sides)
+
+    def full(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
+        """The shard's sides after AutoAttack on the images that decide."""
+        sides = self._sides(shard, before, watch)
+        decide = set(sides["base"].robust) ^ set(sides["candidate"].robust)
+        for side in sides.values():
+            side.attack(FULL, side.side.classifier, autoattack(), seed=self.plan.seed + 102, only=decide)
+        return self._summaries(sides)
+
+    def _summaries(self, sides: Mapping[str, AttackedSide]) -> dict[str, Any]:
+        for name, side in sides.items():
+            side.look_for_masks({stage: view for stage, view in self._views(name).items() if stage == STRAIGHT})
+        return {name: side.summary() for name, side in sides.items()}
+
+    def _sides(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, AttackedSide]:
+        sides = {"base": self.pair.base, "candidate": self.pair.candidate}
+        made = {name: AttackedSide(side, shard, self.threat, watch) for name, side in sides.items()}
+        for name, side in made.items():
+            side.outcome = list(before[name]["outcome"])
+        return made
+
+    def _views(self, name: str) -> dict[str, Classifier]:
+        """The views of a side with the gradients of its surrogates, made when they are first asked for."""
+        if name not in self._made:
+            base, candidate = self.pair.base.classifier, self.pair.candidate.classifier
+            side, opposite = (base, candidate) if name == "base" else (candidate, base)
+            straight = through_rounding(side, self.images([0]))
+            copied = distilled(opposite, side, self.images, self.count, threat=self.threat, seed=self.plan.seed)
+            found = {STRAIGHT: straight, DISTILLED: None if copied is None else borrow(side, copied)}
+            self._made[name] = {stage: view for stage, view in found.items() if view is not None}
+        return self._made[name]
+
+
+def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
+    """A shard of the audit with what further attacks made of its sides."""
+    found = dict(before)
+    for side in SIDES:
+        old, new = before[side], after[side]
+        found[side] = {
+            **old,
+            "outcome": new["outcome"],
+            "notes": [*old["notes"], *new["notes"]],
+            "forwards": old["forwards"] + new["forwards"],
+            "backwards": [a + b for a, b in zip(old["backwards"], new["backwards"], strict=True)],
+            "gradients": {**old["gradients"], **new["gradients"]},
+            "masked": new["masked"],  # on the images that are robust now
+        }
+    return found
