@@ -46,14 +46,14 @@ def test_targeted_apgd_leaves_as_many_as_the_reference(fitted, norm):
     _check(_robust(TargetedAPGD(steps=20, targets=3), peer, fitted, norm), tolerance=1)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_targeted_fab_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(fab_pt.FABAttack_PT, fitted[0], norm, n_iter=20, targeted=True, n_target_classes=3)
     _check(_robust(FAB(steps=20, targets=3), peer, fitted, norm), tolerance=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_untargeted_fab_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(fab_pt.FABAttack_PT, fitted[0], norm, n_iter=15, n_restarts=1)
     _check(_robust(FAB(steps=15, targets=0), peer, fitted, norm), tolerance=1)
