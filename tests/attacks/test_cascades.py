@@ -290,17 +290,17 @@ def test_few_classes_are_attacked_exactly(classes, attack, norm):
 
 
 @pytest.mark.parametrize("attack", [autoattack(), fast()], ids=spelled)
-def test_l1_is_attacked_without_fab(attack):
+def test_l1_is_attacked_as_in_the_reference(attack):
     model, x, y = linear_classes(5, count=24)
     threat = Threat("l1", 1.2 * float(model.distance(x, y, "l1").max()))
     result = attack.run(model, x, y, threat=threat)
     assert result.broken.all()
-    assert any(note.kind == "no_fab" for note in result.notes) == (attack == autoattack())
-    names = [attack.name for attack in autoattack().cascade(10, "l1").attacks]
-    assert names == ["apgd", "apgd-t", "square"]
-    assert autoattack().cascade(10, "l1").attacks[:2] == (APGD(restarts=5), TargetedAPGD(targets=5))
-    with pytest.raises(InputError, match=r"has no l1 form, as FAB has none; use autoattack\(\) or fast\(\)"):
-        autoattack("plus").run(model, x, y, threat=threat)
+
+
+def test_the_budgets_in_l1_are_those_of_the_reference():
+    first = (APGD(restarts=5), TargetedAPGD(targets=5))
+    assert autoattack().cascade(10, "l1").attacks == (*first, FAB(targets=9), Square())
+    assert autoattack("plus").cascade(10, "l1") == autoattack("plus").cascade(10, "linf")
 
 
 @pytest.mark.parametrize("classes", [2, 3])

@@ -45,6 +45,13 @@ def test_a_robust_image_in_l2_costs_one_forward_per_step():
     assert result.backwards.tolist() == [2 * 6] * len(x)
 
 
+def test_cw_refuses_l1_and_names_attacks_that_know_it():
+    model = small_net()
+    x, y = small_images(model)
+    with pytest.raises(InputError, match="linf and l2, got l1; for l1 use fast, autoattack or pgd"):
+        CW(steps=2)(model, x, y, threat=Threat("l1", 1.0))
+
+
 @pytest.mark.parametrize(
     "settings",
     [

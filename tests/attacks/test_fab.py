@@ -8,7 +8,7 @@ from lipforge.types import Threat
 from tests.attacks.oracles import linear_classes, small_images, small_net
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize(("classes", "targets"), [(2, 9), (5, 9), (5, 0)])
 def test_fab_finds_the_exact_distance_to_the_nearest_boundary(norm, classes, targets):
     model, x, y = linear_classes(classes, count=8)
@@ -23,7 +23,7 @@ def test_fab_finds_the_exact_distance_to_the_nearest_boundary(norm, classes, tar
         assert not below, row
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 @pytest.mark.parametrize("targets", [0, 9])
 def test_fab_comes_back_from_its_overshoot_to_within_one_percent(norm, targets):
     model, x, y = linear_classes(5, count=8)

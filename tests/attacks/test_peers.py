@@ -46,22 +46,22 @@ def test_targeted_apgd_leaves_as_many_as_the_reference(fitted, norm):
     _check(_robust(TargetedAPGD(steps=20, targets=3), peer, fitted, norm), tolerance=1)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_targeted_fab_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(fab_pt.FABAttack_PT, fitted[0], norm, n_iter=20, targeted=True, n_target_classes=3)
     _check(_robust(FAB(steps=20, targets=3), peer, fitted, norm), tolerance=1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
 def test_untargeted_fab_leaves_as_many_as_the_reference(fitted, norm):
     peer = _peer(fab_pt.FABAttack_PT, fitted[0], norm, n_iter=15, n_restarts=1)
     _check(_robust(FAB(steps=15, targets=0), peer, fitted, norm), tolerance=1)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
+@pytest.mark.parametrize("norm", ["linf", "l2", pytest.param("l1", marks=pytest.mark.slow)])
 def test_square_leaves_as_many_as_the_reference(fitted, norm):
-    eps = {"linf": 0.03, "l2": 1.5}[norm]  # without gradients it takes more
+    eps = {"linf": 0.03, "l2": 1.5, "l1": 30.0}[norm]  # without gradients it takes more
     peer = _peer(square.SquareAttack, fitted[0], norm, eps=eps, n_queries=300, resc_schedule=False)
     # A random search: the two tools draw other squares, so a few images of 80 may be broken by one of them only.
     _check(_robust(Square(queries=300), peer, fitted, norm), tolerance=4)
@@ -85,14 +85,6 @@ def test_apgd_in_l1_leaves_as_many_as_the_reference(fitted):
 def test_targeted_apgd_in_l1_leaves_as_many_as_the_reference(fitted):
     peer = _peer(autopgd_base.APGDAttack_targeted, fitted[0], "l1", n_iter=30, n_target_classes=2, use_largereps=True)
     _check(_robust(TargetedAPGD(steps=30, targets=2), peer, fitted, "l1"), tolerance=2)
-
-
-@pytest.mark.slow
-def test_square_in_l1_leaves_no_more_than_the_reference(fitted):
-    peer = _peer(square.SquareAttack, fitted[0], "l1", eps=30.0, n_queries=300, resc_schedule=False)
-    found, expected = _robust(Square(queries=300), peer, fitted, "l1")
-    assert 16 <= expected <= 64
-    assert found <= expected + 4
 
 
 @pytest.mark.slow

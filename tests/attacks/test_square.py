@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from pyautoattack.square import SquareAttack
 
 from lipforge import rng
 from lipforge.attacks import Square, norms
@@ -86,7 +87,7 @@ def test_an_l2_start_has_length_eps(size):
 
 
 def test_a_double_bump_has_length_one_and_a_half_of_each_sign():
-    bump = double_bump(6, torch.zeros(0))
+    bump = double_bump(6, norms.of("l2"), torch.zeros(0))
     assert bump.norm().item() == pytest.approx(1.0)
     assert (bump[:3] > 0).all()
     assert (bump[3:] < 0).all()
@@ -95,6 +96,24 @@ def test_a_double_bump_has_length_one_and_a_half_of_each_sign():
     row = bump[1] / bump[1, 3]
     expected = [heights[abs(column - 3)] / heights[0] for column in range(6)]
     assert row.tolist() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("norm", ["l2", "l1"])
+@pytest.mark.parametrize("side", [1, 3, 4, 6, 20, 29])
+def test_a_double_bump_is_that_of_the_reference(norm, side):
+    peer = SquareAttack(None, norm=norm.upper(), eps=1.0, device="cpu")
+    found, expected = double_bump(side, norms.of(norm), torch.zeros(0)), peer.eta(side)  # turned by chance
+    assert torch.allclose(found, expected, atol=1e-7) or torch.allclose(found, expected.T, atol=1e-7)
+
+
+def test_an_l1_start_is_the_projection_of_bumps_of_length_one():
+    x, l1 = torch.full((4, 3, 32, 32), 0.5), norms.of("l1")
+    change = start_squares(x, l1, 12.0, seed=0, sample_ids=torch.arange(4), stream="s") - x
+    # At a radius that holds all 25 x 3 bumps nothing is cut.
+    whole = start_squares(x, l1, 200.0, seed=0, sample_ids=torch.arange(4), stream="s") - x
+    torch.testing.assert_close(whole.abs().sum(dim=(1, 2, 3)), torch.full((4,), 75.0))
+    torch.testing.assert_close(change, l1.project(x + whole, x, 12.0) - x)
+    torch.testing.assert_close(change.abs().sum(dim=(1, 2, 3)), torch.full((4,), 12.0))
 
 
 def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window():

@@ -63,6 +63,7 @@ def test_without_zeroed_columns_the_weight_variant_says_nothing():
 def test_cw_must_leave_no_more_than_transfer():
     assert checks.carlini_wagner([YES, NO], [YES, YES]).passed
     assert checks.carlini_wagner([YES, YES], [YES, NO]).passed is False
+    assert checks.carlini_wagner(None, None).passed is None
 
 
 def test_the_gradient_must_beat_random_directions_on_nine_images_of_ten():

@@ -154,6 +154,16 @@ def test_the_standard_plan_with_square_runs_to_the_end_in_l2():
     assert 0 < report.rows[-1].candidate <= report.rows[1].candidate
 
 
+def test_in_l1_every_check_runs_but_that_of_cw():
+    model, data = small()
+    found = audit(model, data, Threat("l1", 1.0), plan=PLAN)
+    passed = {check.name: check.passed for check in found.checks}
+    assert passed["CW at least as strong as transfer"] is None
+    assert passed["iterative at least as strong as one step"] is not None
+    assert passed["accuracy falls to 0 as eps grows"] is not None
+    assert (found.norm, found.rows[-1].attack) == ("l1", "float64")
+
+
 def test_both_sides_get_as_many_gradients_per_robust_image():
     model, data = small()
     report = audit(model, data, Threat("linf", 0.001), plan=PLAN)
@@ -278,8 +288,6 @@ def test_wrong_use_is_explained():
     model, data = small()
     with pytest.raises(InputError, match="audit takes"):
         audit(model, data)  # type: ignore[call-overload]  # the mistake under test
-    with pytest.raises(InputError, match="audit has no l1 form, as PGD and CW have none; use linf or l2"):
-        audit(model, data, Threat("l1", 0.5), plan=QUICK)
     with pytest.raises(InputError, match="surrogates are for"):
         audit(model, data, THREAT, surrogates={})  # type: ignore[call-overload]  # the mistake under test
     with pytest.raises(InputError, match="model must be a forged"):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lipforge.attacks.base import Attack, check_least
 from lipforge.attacks.losses import find_loss, find_targeted_loss, targets_by_distance, targets_by_rank
-from lipforge.attacks.norms import Norm
+from lipforge.attacks.norms import Norm, sparse_step
 from lipforge.attacks.state import AttackState, Goal, Slope, away, toward
 from lipforge.errors import InputError
 
@@ -209,21 +209,14 @@ class Climbers:
     def move(self, step: int) -> None:
         """A projected step, mixed with the last move and projected again; or one sparse step, projected."""
         if self.norm.sparse:
-            self.point = self.norm.project(self.point + self._sparse_step(), self.x, self.eps)
+            count = (self.changed / SPARSER).long().clamp(1, self.x[0].numel())
+            change = sparse_step(self.gradient, self.step_size, count)
+            self.point = self.norm.project(self.point + change, self.x, self.eps)
             return
         momentum = MOMENTUM if step > 1 else 1.0
         stepped = self.norm.step(self.point, self.gradient, self.step_size, self.x, self.eps)
         mixed = self.point + momentum * (stepped - self.point) + (1 - momentum) * (self.point - self.last_point)
         self.last_point, self.point = self.point, self.norm.project(mixed, self.x, self.eps)
-
-    def _sparse_step(self) -> Tensor:
-        """A change of l1 length `step_size`, spread evenly over the entries with the largest gradients."""
-        size = self.gradient.flatten(1).abs()
-        count = (self.changed / SPARSER).long().clamp(1, size.shape[1])
-        least = size.sort(dim=1, descending=True).values.gather(1, count[:, None] - 1)
-        sign = self.gradient.flatten(1).sign() * (size >= least)
-        change = sign * (self.step_size.flatten(1) / sign.abs().sum(dim=1, keepdim=True).clamp_min(1.0))
-        return change.reshape(self.x.shape)
 
     def judge(self, period: int) -> None:
         """Shorten the step and go back to the best point, each where the last `period` steps call for it.

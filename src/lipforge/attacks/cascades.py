@@ -64,8 +64,6 @@ class _Folding(Attack):
         state.notes += model_notes(state, random_expected=self.version == "rand")
         if self.version in ("standard", "plus") or classes < 3:
             state.notes += class_notes(classes, targets=TARGETS)
-        if self.version == "standard":
-            state.notes += _fab_notes(state)
         if self._folds():
             state.fold(self.precision)
         cascade = self.cascade(classes, state.threat.norm)
@@ -103,15 +101,12 @@ class AutoAttack(_Folding):
         >>> [attack.name for attack in AutoAttack().cascade(10).attacks]
         ['apgd', 'apgd-t', 'fab', 'square']
         """
-        standard = standard_attacks(classes, norm)
         dlr = "dlr" if classes >= 3 else "margin"
         if self.version == "standard":
-            return Cascade(standard)
+            return Cascade(standard_attacks(classes, norm))
         if self.version == "rand":
             return Cascade((APGD(eot_iter=20), APGD(loss=dlr, eot_iter=20)))
-        if not norms.of(norm).has("to_hyperplane"):
-            raise InputError(f'autoattack("plus") has no {norm} form, as FAB has none; use autoattack() or fast()')
-        _, targeted, fab, square = standard
+        _, targeted, fab, square = standard_attacks(classes)  # nine targets in every norm
         untargeted = (APGD(restarts=5), APGD(loss=dlr, restarts=5), FAB(targets=0, restarts=5))
         return Cascade((*untargeted, square, targeted, fab))
 
@@ -124,16 +119,13 @@ def autoattack(version: Version = "standard", *, fold: bool = True, precision: P
 def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
     """APGD-CE, APGD-T, FAB-T and Square, with the losses and targets that a model with that many classes allows.
 
-    For l1, as in the reference, APGD-CE has five restarts and APGD-T five targets; FAB does not know l1 and is left
-    out.
+    For l1, as in the reference, APGD-CE has five restarts and APGD-T five targets.
     """
     if classes < 2:
         raise InputError(f"the model must have at least 2 classes, got {classes}")
-    geometry = norms.of(norm)
-    restarts, most = (5, 5) if geometry.sparse else (1, TARGETS)
+    restarts, most = (5, 5) if norms.of(norm).sparse else (1, TARGETS)
     targeted = TargetedAPGD(targets=min(most, classes - 1), loss="dlr" if classes >= 4 else "margin")
-    fab = (FAB(targets=min(TARGETS, classes - 1)),) if geometry.has("to_hyperplane") else ()
-    return APGD(restarts=restarts), targeted, *fab, Square()
+    return APGD(restarts=restarts), targeted, FAB(targets=min(TARGETS, classes - 1)), Square()
 
 
 @dataclass(frozen=True)
@@ -298,9 +290,3 @@ def _parts(runs: Tensor, most: int) -> list[Tensor]:
         parts[-1].append(position)
         room -= count
     return [torch.tensor(part, device=runs.device) for part in parts]
-
-
-def _fab_notes(state: AttackState) -> list[Note]:
-    if state.norm.has("to_hyperplane"):
-        return []
-    return [Note("no_fab", f"fab does not know {state.norm.name} and was left out; the reference runs it")]

@@ -40,9 +40,12 @@ class CW(Attack):
             raise InputError(f"initial_const and lr must be above 0, got {self.initial_const} and {self.lr}")
 
     def attack(self, state: AttackState) -> None:
-        if not state.norm.smooth:
+        if state.norm.box:
             self._ascent().attack(state)
             return
+        if not state.norm.smooth:
+            name = state.norm.name
+            raise InputError(f"cw knows the norms linf and l2, got {name}; for {name} use fast, autoattack or pgd")
         weight = torch.full_like(state.margin, self.initial_const)
         low, high = torch.zeros_like(weight), torch.full_like(weight, torch.inf)
         for _ in range(self.binary_search_steps):

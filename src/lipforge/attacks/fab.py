@@ -45,7 +45,6 @@ class FAB(Attack):
             )
 
     def attack(self, state: AttackState) -> None:
-        state.norm.require("to_hyperplane")
         targets: list[Tensor | None] = [*targets_by_rank(state, self.targets)] if self.targets else [None]
         for number, target in enumerate(targets):
             for restart in range(self.restarts):

@@ -37,7 +37,6 @@ class FGSM(Attack):
 
     def attack(self, state: AttackState) -> None:
         """Take the step, also where the start already fools the model: the one-step attack looks only at its end."""
-        state.norm.require("steepest_step", "random_start")
         at = state.robust()
         if len(at) == 0:
             return
@@ -73,7 +72,6 @@ class PGD(Attack):
         _check_step_size(self.step_size)
 
     def attack(self, state: AttackState) -> None:
-        state.norm.require("steepest_step", "random_start")
         goal = away(state, find_loss(self.loss))
         for restart in range(self.restarts):
             at = state.robust()
@@ -130,7 +128,7 @@ class Refined(NamedTuple):
 def refine(
     classifier: Classifier, points: Tensor, x: Tensor, y: Tensor, ids: Tensor, threat: Threat, steps: int = REFINE_STEPS
 ) -> Refined:
-    """The points after up to `steps` steps down the margin, each where its margin was smallest; linf and l2 only.
+    """The points after up to `steps` steps down the margin, each where its margin was smallest.
 
     Unlike `Refine` it does not stop where the classifier is fooled: a smaller margin transfers better. Each image costs
     `steps` + 1 forwards and `steps` backwards; without steps it costs nothing.

@@ -134,7 +134,10 @@ def span(words: Tensor, sides: Tensor, extent: int) -> Tensor:
 
 
 def start_squares(x: Tensor, norm: Norm, eps: float, *, seed: int, sample_ids: Tensor, stream: str) -> Tensor:
-    """In a box, vertical stripes of +-eps, one sign per column and channel; otherwise a grid of 5 x 5 double bumps."""
+    """In a box, vertical stripes of +-eps, one sign per column and channel; otherwise a grid of 5 x 5 double bumps.
+
+    Together they have length eps. In a sparse norm each has length 1, and the projection keeps their highest entries.
+    """
     channels, height, width = x.shape[1:]
     if norm.box:
         stripes = rng.signs(seed, sample_ids, stream=stream, shape=(channels, 1, width), dtype=x.dtype)
@@ -143,13 +146,13 @@ def start_squares(x: Tensor, norm: Norm, eps: float, *, seed: int, sample_ids: T
     rows, columns = height // side, width // side
     signs = rng.signs(seed, sample_ids, stream=stream, shape=(channels, rows, columns), dtype=x.dtype)
     turns = rng.signs(seed, sample_ids, stream=f"{stream}-turns", shape=(1, rows, columns), dtype=x.dtype) > 0
-    tile = double_bump(side, x)
+    tile = double_bump(side, norm, x)
     bumps = torch.where(turns[..., None, None], tile.T, tile) * signs[..., None, None]
     change = torch.zeros_like(x)
     top, left = (height - rows * side) // 2, (width - columns * side) // 2
     tiled = bumps.permute(0, 1, 2, 4, 3, 5).reshape(len(x), channels, rows * side, columns * side)
     change[:, :, top : top + rows * side, left : left + columns * side] = tiled
-    return norm.project(x + _unit(change, norm) * eps, x, eps)
+    return norm.project(x + (change if norm.sparse else _unit(change, norm) * eps), x, eps)
 
 
 def turn_window(
@@ -166,30 +169,29 @@ def turn_window(
     left = (eps**power - change.abs().pow(power).sum(dim=(1, 2, 3), keepdim=True)).clamp_min(0.0) / channels
     both = (change * (fresh | emptied)).abs().pow(power).sum(dim=(2, 3), keepdim=True)
     length = (left + both).pow(1 / power) * (channels if norm.sparse else 1)
-    tile = double_bump(side, change)
+    tile = double_bump(side, norm, change)
     tiles = _scaled(torch.where(turned[:, None, None, None], tile.T, tile), power)
     new = _scaled(change * fresh, power) + signs * _place(tiles, fresh)
     mixed = torch.where(fresh, _scaled(new, power) * length, torch.where(emptied, 0.0, change))
     return mixed if norm.sparse else _unit(mixed, norm) * eps
 
 
-def double_bump(side: int, like: Tensor) -> Tensor:
-    """A pattern (side, side) of length 1: a bump in the upper half, its negative in the lower half."""
+def double_bump(side: int, norm: Norm, like: Tensor) -> Tensor:
+    """A pattern (side, side) of length 1 in the norm: a bump in the upper half, its negative in the lower half."""
     half = side // 2
-    pattern = torch.cat([_bump(half, side), -_bump(side - half, side)]).to(like)
-    return pattern / pattern.square().sum().sqrt()
+    pattern = torch.cat([_bump(half, side, norm), -_bump(side - half, side, norm)])
+    return _unit(pattern[None, None], norm)[0, 0].to(like)
 
 
-def _bump(height: int, width: int) -> Tensor:
-    """Concentric squares around the middle, the k-th of height 1 / k^2, added up; of length 1."""
+def _bump(height: int, width: int, norm: Norm) -> Tensor:
+    """Concentric squares around the middle, the k-th of height 1 / k^2 (sparse: 1 / k^4), added up; of length 1."""
     if height == 0:
         return torch.zeros(0, width)
-    rings = 1.0 / torch.arange(1.0, max(height, width) // 2 + 2).square()
+    rings = torch.arange(1.0, max(height, width) // 2 + 2) ** (-4 if norm.sparse else -2)
     covered = rings.flip(0).cumsum(0).flip(0)  # an entry at distance k is covered by the squares from the k-th on
     rows = (torch.arange(height) - height // 2).abs()[:, None]
     columns = (torch.arange(width) - width // 2).abs()[None, :]
-    bump = covered[torch.maximum(rows, columns)]
-    return bump / bump.square().sum().sqrt()
+    return _unit(covered[torch.maximum(rows, columns)][None, None], norm)[0, 0]
 
 
 def _place(tiles: Tensor, mask: Tensor) -> Tensor:

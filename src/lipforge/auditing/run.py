@@ -7,7 +7,7 @@ from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor, nn
 
-from lipforge.attacks import attack_text, norms
+from lipforge.attacks import attack_text
 from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
@@ -96,9 +96,6 @@ def audit(
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
     if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
         raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
-    norm = norms.of(subject[-1])
-    if not norm.has("steepest_step"):
-        raise InputError(f"audit has no {norm.name} form, as PGD and CW have none; use linf or l2")
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:

@@ -15,7 +15,7 @@ from lipforge.ranks import by_torchrun
 from lipforge.records import to_builtins
 
 
-@options.command(model="", data="cifar10:test", limit=2000, norm=("linf", Option(help="linf or l2.")))
+@options.command(model="", data="cifar10:test", limit=2000)
 def audit(
     models: options.ModelOptions,
     data: options.DataOptions,

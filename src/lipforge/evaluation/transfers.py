@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack, attack_text, norms, refine
+from lipforge.attacks import Attack, attack_text, refine
 from lipforge.attacks.queries import is_misclassified
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError
@@ -40,8 +40,6 @@ def transfer(
     """
     if refine < 0:
         raise InputError(f"refine must be at least 0, got {refine}")
-    if refine and not norms.of(threat).has("steepest_step"):
-        raise InputError(f"points cannot be refined in {threat.norm}; refine=0 takes the attack's points as they are")
     if isinstance(target, nn.Module):
         check_eval(target)
     experiment = Experiment.open(data, source, run=run, shard_size=shard_size, show_progress=show_progress)

@@ -3,7 +3,7 @@
 The base is attacked in full. Then, for every other candidate in turn:
 
 1. Adversarial points found for the base and for earlier candidates are tried: one forward pass each.
-2. Where an image is robust on the base, the base's strongest point is refined on the candidate (not in l1).
+2. Where an image is robust on the base, the base's strongest point is refined on the candidate.
 3. If its margin stays above `skip_above` times the clean margin all the same, the image is skipped: counted as robust.
 4. What is left, and a random share `recheck` of the skipped images, is attacked in full.
 
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from lipforge import rng
-from lipforge.attacks import Attack, AttackResult, margin, norms, refine
+from lipforge.attacks import Attack, AttackResult, margin, refine
 from lipforge.attacks.queries import logits_of
 from lipforge.evaluation.robust import classified, unbroken
 from lipforge.records import to_builtins
@@ -186,7 +186,7 @@ class Screening:
         shard, reached = state.shard, torch.full_like(state.clean_margin, torch.inf)
         # The base may be its own second view: the same refinement again would find the same.
         views = {id(view): view for view in candidate.views.values()}.values()
-        for view in views if norms.of(self.threat).has("steepest_step") else ():
+        for view in views:
             self.watch(f"{candidate.label}: refine")
             at = (rows & state.robust).nonzero().squeeze(1)
             refined = refine(view, points[at], *shard.at(at), self.threat, REFINE)

@@ -54,7 +54,7 @@ class TrainConfig:
         for name, choices in (("method", Method), ("schedule", Schedule), ("optimizer", Optimizer)):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
-        if not norms.of(self.threat).has("steepest_step"):
+        if norms.of(self.threat).sparse:
             raise InputError(f"adversarial training has no {self.threat.norm} form; use linf or l2")
         for name in ("epochs", "batch_size", "holdout", "limit"):
             if getattr(self, name) is not None and getattr(self, name) < 1:

@@ -23,9 +23,8 @@ class Norm:
 
     `order` is the p of the l_p norm. Three traits choose the form of an attack: `box` (the ball is a box, so Square
     fills windows with its faces), `smooth` (the squared norm has a gradient, so CW can minimise it) and `sparse` (the
-    best changes are sparse, so APGD and Square take sparse steps). `noise` draws random numbers: Gaussian, so that
-    every direction is equally likely. A norm may lack `steepest_step`, `random_start` and `to_hyperplane`; attacks that
-    need them refuse it.
+    best changes are sparse, so all steps are sparse). `noise` draws random numbers: Gaussian, so that every direction
+    is equally likely.
     """
 
     name: types.Norm
@@ -48,21 +47,24 @@ class Norm:
         return _size(gradient, math.inf if self.order == 1 else 1 / (1 - 1 / self.order))
 
     def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
-        """The change of norm `size` that raises a linear function of that gradient most; 0 where the gradient is 0."""
-        raise self.lacks("steepest_step")
+        """The change of norm `size` that raises a linear function of that gradient most; 0 where the gradient is 0.
+
+        In l1 that would be a single entry, which the box soon stops; there it is spread over a few entries.
+        """
+        raise NotImplementedError
 
     def random_start(
         self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int = 0
     ) -> Tensor:
         """A point uniform in the ball around `x`, clamped to [0, 1]."""
-        raise self.lacks("random_start")
+        raise NotImplementedError
 
     def to_hyperplane(self, point: Tensor, normal: Tensor, excess: Tensor) -> Tensor:
         """The smallest change (N, D) that takes `point` (N, D) onto a hyperplane without leaving [0, 1].
 
         `normal` (N, D) is the hyperplane's normal w and `excess` (N,) is w.x - b at the point.
         """
-        raise self.lacks("to_hyperplane")
+        raise NotImplementedError
 
     def edge_start(
         self, x: Tensor, eps: float, *, seed: int, sample_ids: Tensor, stream: str, counter: int | Tensor = 0
@@ -87,23 +89,6 @@ class Norm:
         in_range = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(dim=1)
         return in_range & (self.distance(x_adv - x) <= eps + slack)
 
-    def has(self, *operations: str) -> bool:
-        """Whether the norm has these operations, which some norms lack."""
-        return all(getattr(type(self), operation) is not getattr(Norm, operation) for operation in operations)
-
-    def require(self, *operations: str) -> None:
-        """Raise unless the norm has these operations."""
-        if not self.has(*operations):
-            raise self.lacks(*operations)
-
-    def lacks(self, *operations: str) -> InputError:
-        """The error for operations that this norm does not have."""
-        known = [name for name in get_args(types.Norm) if of(name).has(*operations)]
-        usable = "fast, autoattack, apgd, apgd-t or square" if self.sparse else "square"
-        return InputError(
-            f"this attack knows the norms {' and '.join(known)}, got {self.name}; for {self.name} use {usable}"
-        )
-
 
 @cache
 def of(threat: types.Threat | str) -> Norm:
@@ -122,6 +107,14 @@ def _size(change: Tensor, order: float) -> Tensor:
     return size
 
 
+def toward_hyperplane(point: Tensor, normal: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """How much each entry (N, D) counts, which way it moves toward the hyperplane, and how far the box lets it."""
+    direction = -excess.sign()[:, None] * normal.sign()
+    # An entry that does not count does not move: it has no room.
+    room = torch.where(direction > 0, 1 - point, point) * (direction != 0)
+    return normal.abs(), direction, room
+
+
 def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: Tensor) -> Tensor:
     """`Norm.to_hyperplane` for a norm whose best change moves entry i by min(t `speed`_i, room_i).
 
@@ -131,10 +124,7 @@ def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: 
     since few entries reach the box. Where even the corner of the box is on the near side, the change goes to that
     corner.
     """
-    weight = normal.abs()
-    direction = -excess.sign()[:, None] * normal.sign()
-    # An entry that does not count does not move: it has no room.
-    room = torch.where(direction > 0, 1 - point, point) * (direction != 0)
+    weight, direction, room = toward_hyperplane(point, normal, excess)
     gain, at_stop = weight * speed, weight * room
     need = excess.abs()[:, None]
     time = torch.zeros_like(need)
@@ -148,3 +138,11 @@ def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: 
         time = torch.maximum(time, later)
     # Where nothing moves any more the corner is reached, and a longer time changes nothing.
     return direction * torch.minimum(time * speed, room)
+
+
+def sparse_step(gradient: Tensor, size: float | Tensor, count: Tensor) -> Tensor:
+    """A change of l1 norm `size`, spread evenly over the `count` (N,) entries with the largest gradients, and ties."""
+    slope = gradient.flatten(1).abs()
+    least = slope.sort(dim=1, descending=True).values.gather(1, count[:, None] - 1)
+    sign = gradient.sign() * (slope >= least).reshape(gradient.shape)
+    return size * sign / sign.abs().sum(dim=(1, 2, 3), keepdim=True).clamp_min(1.0)
