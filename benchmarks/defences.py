@@ -25,8 +25,7 @@ from tests.defences import DEFENCES, Defence, correct, true_robust
 
 RESULTS = Path(__file__).parent / "results" / "defences"
 BASES = ("cifar10-resnet-natural", "cifar10-resnet")
-THREAT = lf.Threat("linf", "8/255")
-COLUMNS = ("defence", "base", "clean", "truth", "fast", "fast's notes", "seconds of truth, fast")
+COLUMNS = ("defence", "base", "clean", "truth", "fast", "notes of fast", "audit", "seconds of truth, fast, audit")
 
 
 def main() -> None:
@@ -39,9 +38,12 @@ def main() -> None:
         base = lf.load_model(name)
         for defence in DEFENCES:
             if not options.defences or defence.name in options.defences.split(","):
-                file = options.results / f"{name}-{defence.name.replace('/', 'over')}-{options.first}-{len(x)}.json"
-                if not file.exists():
-                    write_json(file, {"defence": defence.name, "base": name, **measure(defence, base, x, y)})
+                eps = options.eps.replace("/", "over")
+                against = f"-against-{options.audit}" if options.audit else ""
+                kept = f"{name}-{defence.name.replace('/', 'over')}-{options.first}-{len(x)}-{eps}{against}.json"
+                if not (file := options.results / kept).exists():
+                    found = measure(defence, base, x, y, lf.Threat("linf", options.eps), options.audit)
+                    write_json(file, {"defence": defence.name, "base": name, **found})
                 rows.append(json.loads(file.read_text()))
                 print(line(rows[-1]), flush=True)
     print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
@@ -55,17 +57,24 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=1000, help="the position of the first image")
     parser.add_argument("--bases", default=",".join(BASES), help="names of models, separated by commas")
     parser.add_argument("--defences", default="", help="names, separated by commas; all by default")
+    parser.add_argument("--eps", default="8/255", help="radius of the linf ball")
+    parser.add_argument(
+        "--audit", metavar="BASE", help="also audit each defence against this model, and show the verdict"
+    )
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
-def measure(defence: Defence, base: nn.Module, x: Tensor, y: Tensor) -> dict[str, Any]:
-    """One row: counts out of `count` images, the kinds of `fast`'s notes, and seconds."""
+def measure(
+    defence: Defence, base: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat, against: str | None
+) -> dict[str, Any]:
+    """One row: counts out of `count` images, the kinds of `fast`'s notes, the verdict against a model, and seconds."""
     defended, started = defence.build(base), time.perf_counter()
-    fast = lf.evaluate(defended, (x, y), lf.fast(), THREAT, show_progress=False)
+    fast = lf.evaluate(defended, (x, y), lf.fast(), threat, show_progress=False)
     between = time.perf_counter()
-    truth = true_robust(defence, base, defended, x, y, THREAT, own=torch.tensor(fast.robust))
+    truth = true_robust(defence, base, defended, x, y, threat, own=torch.tensor(fast.robust))
+    after = time.perf_counter()
     return {
         "count": len(x),
         "base_clean": int(correct(base, x, y).sum()),
@@ -73,17 +82,27 @@ def measure(defence: Defence, base: nn.Module, x: Tensor, y: Tensor) -> dict[str
         "truth": int(truth.sum()),
         "fast": sum(fast.robust),
         "notes": [note.kind for note in fast.notes],
-        "unreliable": getattr(fast, "unreliable", None),
+        "unreliable": fast.unreliable,
         "random": defence.random,
-        "seconds": [time.perf_counter() - between, between - started],
+        "audit": verdict(against, defended, x, y, threat) if against else "",
+        "seconds": [after - between, between - started, time.perf_counter() - after],
     }
+
+
+def verdict(against: str, defended: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat) -> str:
+    """The audit's verdict with its difference in points, or that it refused to judge."""
+    try:
+        report = lf.audit(lf.load_model(against), defended, (x, y), threat, show_progress=False)
+    except lf.LipforgeError as error:
+        return f"refused: {str(error)[:40]}"
+    return f"{report.verdict} ({report.rows[-1].base} to {report.rows[-1].candidate})"
 
 
 def line(row: dict[str, Any]) -> str:
     """The row of the table; "unreliable" stands among the notes if `fast` says so."""
-    notes = ", ".join([*(["unreliable"] if row["unreliable"] else []), *row["notes"]])
+    notes = ", ".join(dict.fromkeys([*(["unreliable"] if row["unreliable"] else []), *row["notes"]]))
     seconds = ", ".join(f"{part:.0f}" for part in row["seconds"])
-    cells = (row["defence"], row["base"], row["clean"], row["truth"], row["fast"], notes, seconds)
+    cells = (row["defence"], row["base"], row["clean"], row["truth"], row["fast"], notes, row["audit"], seconds)
     return f"| {' | '.join(map(str, cells))} |"
 
 

@@ -49,7 +49,7 @@ def test_what_the_probe_of_a_fast_attack_breaks_counts_as_broken_by_square():
         return torch.stack([flat + 0 * x.flatten(1).sum(dim=1), 0.5 + 0 * flat], dim=1)
 
     side, _ = sides(masked, levels=(0.0, 0.2))
-    attack = Cascade((PGD(steps=1, random_start=False), Escalate(queries=20)))
+    attack = Cascade((PGD(steps=1, random_start=False), Escalate(queries=20, every=1)))
     side.attack(NON_ADAPTIVE, side.side.classifier, attack, seed=0)
     assert side.outcome == [NON_ADAPTIVE, NON_ADAPTIVE]
     assert [note.count for stage, note in side.notes if (stage, note.kind) == (NON_ADAPTIVE, "square")] == [2]

@@ -25,7 +25,7 @@ from lipforge.types import Threat
 from tests.nets import ResidualNet, images, seeded
 
 SHORT = APGD(steps=5, loss="margin")
-QUICK = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, refine=3, check_images=0)
+QUICK = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, full=PGD(steps=5), refine=3, check_images=0)
 """Enough for effects as large as those of the controls."""
 
 
@@ -113,9 +113,7 @@ def small():
     return model, (x, model(x).argmax(dim=1))
 
 
-PLAN = Plan(
-    non_adaptive=PGD(steps=3), adaptive=SHORT, longer=SHORT, refine=3, check_images=6, check_queries=5, shard_size=5
-)
+PLAN = replace(QUICK, non_adaptive=PGD(steps=3), check_images=6, check_queries=5, shard_size=5)
 THREAT = Threat("linf", "2/255")
 
 
@@ -173,7 +171,7 @@ def test_both_sides_get_as_many_gradients_per_robust_image():
 
 
 def test_every_check_is_there_with_its_evidence(report):
-    assert len(report.checks) == 12
+    assert len(report.checks) == 14
     assert all(check.evidence for check in report.checks)
     assert [check.name for check in report.checks if check.passed is False] == [
         failed.split(": no; ")[0] for failed in report.failed_checks
@@ -322,6 +320,7 @@ def summary(notes, early_stopped):
         "gradients": {"non-adaptive": 20, "mine": 50},
         "early_stopped": {"non-adaptive": 1, "mine": early_stopped},
         "always_early_stopped": early_stopped,
+        "masked": {"own gradients": 0},
     }
 
 
@@ -352,7 +351,13 @@ def one_of_50_gained(pair, shard, prepared, **settings):
     """The outcomes of a candidate that keeps every fiftieth image robust which the base does not."""
 
     def side(outcome):
-        spent = {"forwards": 1, "backwards": [1] * len(outcome), "gradients": {}, "early_stopped": {}}
+        spent = {
+            "forwards": 1,
+            "backwards": [1] * len(outcome),
+            "gradients": {},
+            "early_stopped": {},
+            "masked": {"a": 0},
+        }
         return {"outcome": outcome, "notes": [], "always_early_stopped": 0, **spent}
 
     ids = shard.ids.tolist()

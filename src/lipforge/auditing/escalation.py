@@ -1,7 +1,7 @@
 """No claim without a clean bill: while a check for masked gradients fails, attack harder; if it still fails, say so.
 
 A claim rests on one side not looking more robust than it is: `real` on the candidate, `harmful` and `not real` on the
-base, `no change` on both. A side is in doubt if no gradients that the audit has of it predict it on its robust images,
+base, the others on both. A side is in doubt if no gradients that the audit has of it predict it on its robust images,
 or if a check of the list says that they are masked.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lipforge.attacks import APGD, autoattack
+from lipforge.attacks import APGD
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import Pair, borrow
@@ -29,13 +29,12 @@ RESTS_ON: Mapping[Verdict, tuple[str, ...]] = {
     "real": ("candidate",),
     "harmful": ("base",),
     "not real": ("base",),
-    "no change": ("base", "candidate"),
 }
-"""Whose robustness a verdict would be wrong about, if it were overstated."""
+"""Whose robustness a verdict would be wrong about, if it were overstated; all others rest on both."""
 
 PREDICTED = 0.1  # share of its robust images on which a side's gradients may fail to predict it
 
-AVERAGING = APGD(steps=40, loss="margin", eot_iter=16, noise=0.5)
+AVERAGING = APGD(steps=20, loss="margin", eot_iter=16, noise=0.5)
 
 
 def doubts(
@@ -43,9 +42,10 @@ def doubts(
 ) -> dict[str, tuple[str, ...]]:
     """Why the sides that the decision rests on may look more robust than they are; empty with a clean bill."""
     found = {}
-    for side in () if same else RESTS_ON.get(decision.verdict, ()):
+    for side in () if same else RESTS_ON.get(decision.verdict, SIDES):
         parts = [shard[side] for shard in shards]
-        failed = _masking_checks(parts, side, measured if side == "candidate" else None)
+        # The paper's checks are measured on the candidate, on few images: they may stop a claim of a gain, no more.
+        failed = _masking_checks(parts, side, measured if decision.verdict == "real" else None)
         found[side] = tuple(f"{check.name}: no; {check.evidence}" for check in failed if check.passed is False)
     return {side: reasons for side, reasons in found.items() if reasons}
 
@@ -53,7 +53,7 @@ def doubts(
 def _masking_checks(
     parts: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None
 ) -> tuple[Check, ...]:
-    """The checks that a claim must pass; the paper's are measured on the candidate only."""
+    """The checks that a claim must pass."""
     listed = () if measured is None else checks.masking(measured)
     outcome = joined(parts, "outcome")
     notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], len(outcome))
@@ -118,7 +118,7 @@ class Escalation:
         sides = self._sides(shard, before, watch)
         decide = set(sides["base"].robust) ^ set(sides["candidate"].robust)
         for side in sides.values():
-            side.attack(FULL, side.side.classifier, autoattack(), seed=self.plan.seed + 102, only=decide)
+            side.attack(FULL, side.side.classifier, self.plan.full, seed=self.plan.seed + 102, only=decide)
         return self._summaries(sides)
 
     def _summaries(self, sides: Mapping[str, AttackedSide]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 from lipforge.attacks import APGD, Attack, AttackState, TargetedAPGD, autoattack, fast, margin, spelled
@@ -66,7 +66,8 @@ class Plan:
     """The attacks of an audit, the same for base and candidate; `audit_plan` makes one for fast or for standard.
 
     `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
-    each on the images that are still robust. `refine` are steps from the adversarial images of the opposite side,
+    each on the images that are still robust; `full` runs on the images that decide, if gradients still look masked after
+    all else. `refine` are steps from the adversarial images of the opposite side,
     `square` queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change
     says that it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square.
     With `stop_early` the audit ends at the first look, one after every 500 images, at which the verdict is decided.
@@ -75,6 +76,7 @@ class Plan:
     non_adaptive: Attack
     adaptive: Attack
     longer: Attack
+    full: Attack = field(default_factory=autoattack)
     refine: int = 10
     square: int = 0
     margin: float = 0.01

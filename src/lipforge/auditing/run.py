@@ -113,7 +113,7 @@ def _classifiers(pair: Pair) -> dict[str, Classifier]:
 
 def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything that determines the numbers beside the classifiers and the data."""
-    attacks = {name: attack_text(getattr(plan, name)) for name in ("non_adaptive", "adaptive", "longer")}
+    attacks = {name: attack_text(getattr(plan, name)) for name in ("non_adaptive", "adaptive", "longer", "full")}
     # A list: the order in which views are tried changes the numbers.
     views = list(pair.candidate.views)
     # Where an audit stops changes no shard: one that stopped early may go on to all images in the same run.

@@ -24,7 +24,7 @@ CHOOSING = _named("argmax")
 RISING, FALLING = _named("gt", "ge", "__gt__", "__ge__"), _named("lt", "le", "__lt__", "__le__")
 TO_FLOAT = frozenset({Tensor.float, Tensor.double, Tensor.half, Tensor.to, Tensor.type_as, Tensor.type})
 
-DISTILLING_STEPS, DISTILLING_BATCH, DISTILLING_RATE = 200, 64, 1e-3
+DISTILLING_STEPS, DISTILLING_BATCH, DISTILLING_RATE = 100, 64, 1e-3
 
 
 class StraightThrough(TorchFunctionMode):
