@@ -4,12 +4,14 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import typer
 
-from lipforge.auditing.plan import TRANSFERRED, stage_names
+from lipforge.attacks import APGD
+from lipforge.auditing.plan import TRANSFERRED, audit_plan
 from lipforge.cli.main import app
 from lipforge.results import VERDICTS
 
@@ -78,7 +80,8 @@ def test_the_page_of_the_audit_has_the_table_of_verdicts():
 
 def test_the_page_of_the_audit_has_its_attacks_in_order():
     attacks = (ROOT / "docs" / "audit.md").read_text().split("## The attacks")[1].split("## The checks")[0]
-    stages = stage_names(["BPDA identity", "BPDA smooth", TRANSFERRED], square=True)
+    plan = replace(audit_plan(square=1), extra=APGD())
+    stages = plan.stages(["BPDA identity", "BPDA smooth", TRANSFERRED], escalated=True)
     assert re.findall(r"^\| `([^`]+)` \|", attacks, re.MULTILINE) == stages
 
 

@@ -2,17 +2,30 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import APGD, Attack, Refine, Square
+from lipforge.attacks import APGD, Attack, AttackState, Refine, Square
 from lipforge.attacks.masking import masked_images
 from lipforge.attacks.queries import is_misclassified
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
-from lipforge.auditing.plan import DOUBLE, EQUAL, LONGER, NON_ADAPTIVE, OWN, REFINED, SQUARE, TRANSFER, Plan
+from lipforge.auditing.plan import (
+    DOUBLE,
+    EQUAL,
+    LONGER,
+    NON_ADAPTIVE,
+    OWN,
+    REFINED,
+    SQUARE,
+    TRANSFER,
+    YOURS,
+    Plan,
+)
+from lipforge.errors import InputError
 from lipforge.evaluation.robust import classified, unbroken
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
@@ -22,6 +35,33 @@ MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is 
 NEARLY = 10  # a difference in gradients per robust image that is left as it is
 LONGEST = 100  # steps of one restart that makes up for a difference, at most
 LOOKED = 13  # forwards on a robust image that tell whether one view predicts it, the clean image's included
+
+
+Craft = Callable[[Classifier, Tensor, Tensor, Threat], Tensor]
+"""An attack of the user's: a classifier, images (N, C, H, W), labels (N,) and the threat to adversarial images."""
+
+
+@dataclass(frozen=True)
+class Given(Attack):
+    """An attack of the user's; points outside the threat do not count, and a note says how many there were."""
+
+    name: ClassVar[str] = "given"
+    craft: Craft
+
+    def attack(self, state: AttackState) -> None:
+        at = state.robust()
+        x, y = state.x[at], state.y[at]
+        found = self.craft(state.model, x.clone(), y, state.threat)
+        if not isinstance(found, Tensor) or found.shape != x.shape:
+            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise InputError(f"attack must return images of the shape {tuple(x.shape)}, as it was given, got {got}")
+        found = found.detach().to(x)
+        outside = ~state.norm.inside(found, x, state.eps)
+        if outside.any():
+            text = "got a point of your attack outside the threat or [0, 1], which does not count"
+            state.notes.append(Note("outside", text, int(outside.sum()), len(state.x)))
+        points = torch.where(outside[:, None, None, None], x, found)
+        state.record(points, at, state.logits(points, at))
 
 
 def attack_shard(
@@ -58,6 +98,8 @@ def _run_stages(
             side.attack(view, side.side.views[view], plan.adaptive, seed=seed + number)
     _exchange(REFINED, base, candidate, steps=plan.refine, seed=seed)
     for side in sides:
+        if plan.extra is not None:
+            side.attack(YOURS, side.side.classifier, plan.extra, seed=seed)
         side.attack(LONGER, side.best, plan.longer, seed=seed + len(views) + 1)
         if plan.square:
             side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)

@@ -10,7 +10,7 @@ from lipforge.errors import InputError
 from lipforge.results import MISCLASSIFIED, ROBUST
 
 CLEAN, NON_ADAPTIVE, TRANSFER, REFINED = "clean", "non-adaptive", "transfer", "transfer, refined"
-LONGER, SQUARE, EQUAL, DOUBLE = "longer restarts", "square", "equal budget", "float64"
+YOURS, LONGER, SQUARE, EQUAL, DOUBLE = "your attack", "longer restarts", "square", "equal budget", "float64"
 OWN, TRANSFERRED = "own gradients", "transferred gradients"
 AVERAGED, STRAIGHT, DISTILLED = "averaged gradients", "straight through rounding", "distilled copy"
 FULL = "AutoAttack"
@@ -21,13 +21,8 @@ ESCALATION = (AVERAGED, STRAIGHT, DISTILLED, FULL)
 """The stages that run only while gradients look masked."""
 
 
-def stage_names(views: Sequence[str], *, square: bool, escalated: bool = False) -> list[str]:
-    """All stages in the order in which they run; `views` are the names of the adaptive attacks."""
-    further = ESCALATION if escalated else ()
-    return [NON_ADAPTIVE, TRANSFER, *views, REFINED, LONGER, *([SQUARE] if square else []), EQUAL, DOUBLE, *further]
-
-
-RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *stage_names([], square=True, escalated=True)})
+STAGES = (NON_ADAPTIVE, TRANSFER, REFINED, YOURS, LONGER, SQUARE, EQUAL, DOUBLE, *ESCALATION)
+RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *STAGES})
 """Names that no surrogate may have: what it broke would be counted as something else."""
 
 
@@ -66,17 +61,18 @@ class Plan:
     """The attacks of an audit, the same for base and candidate; `audit_plan` makes one for fast or for standard.
 
     `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
-    each on the images that are still robust; `full` runs on the images that decide, if gradients still look masked after
-    all else. `refine` are steps from the adversarial images of the opposite side,
-    `square` queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change
-    says that it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square.
-    With `stop_early` the audit ends at the first look, one after every 500 images, at which the verdict is decided.
+    each on the images that are still robust; `full` on the images that decide, if gradients look masked to the last.
+    `extra` is an attack of the user's. `refine` are steps from the adversarial images of the opposite side, `square`
+    queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change says that
+    it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square. With
+    `stop_early` the audit ends at the first look, one after every 500 images, at which the verdict is decided.
     """
 
     non_adaptive: Attack
     adaptive: Attack
     longer: Attack
     full: Attack = field(default_factory=autoattack)
+    extra: Attack | None = None
     refine: int = 10
     square: int = 0
     margin: float = 0.01
@@ -96,6 +92,12 @@ class Plan:
             raise InputError(f"square and check_images must not be negative, got {self.square}, {self.check_images}")
         if not 0 < self.margin < 1:
             raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
+
+    def stages(self, views: Sequence[str], *, escalated: bool = False) -> list[str]:
+        """All stages in the order in which they run; `views` are the names of the adaptive attacks."""
+        asked = {YOURS: self.extra is not None, SQUARE: self.square > 0, **dict.fromkeys(ESCALATION, escalated)}
+        first, second, *others = (stage for stage in STAGES if asked.get(stage, True))
+        return [first, second, *views, *others]
 
 
 class Version(NamedTuple):

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
 from torch import Tensor, nn
@@ -10,10 +11,10 @@ from torch import Tensor, nn
 from lipforge.attacks import attack_text
 from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
-from lipforge.auditing.attacks import attack_shard
+from lipforge.auditing.attacks import Craft, Given, attack_shard
 from lipforge.auditing.escalation import SIDES, Escalation, clear, doubts, merged, predicted
 from lipforge.auditing.pairs import Pair, check_steady, classes_of, forged_pair, pair_of
-from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan, stage_names
+from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
@@ -31,6 +32,7 @@ Data = ImageData | tuple[Tensor, Tensor]
 class Options(TypedDict, total=False):
     """What both forms of `audit` take by name."""
 
+    attack: Craft | None
     plan: Plan | None
     run: RunDir | None
     name: str
@@ -53,6 +55,7 @@ def audit(
 def audit(
     *subject: Any,
     surrogates: Mapping[str, Classifier] | None = None,
+    attack: Craft | None = None,
     plan: Plan | None = None,
     run: RunDir | None = None,
     name: str = "",
@@ -63,13 +66,16 @@ def audit(
 
     `audit(model, data, threat)` compares a forged model with itself without forged functions; its BPDA views come by
     themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
-    gradients might get past a defence of the candidate. Both sides face the same attacks, images and random starts.
-    With `run` every shard is kept: the same call again resumes, and torchrun's ranks share the work. `identity` adds
-    what a resumed call must agree on; a classifier or surrogate that is no module needs it.
+    gradients might get past a defence of the candidate. `attack` is an attack of yours, which takes a classifier,
+    images, labels and the threat and returns adversarial images; what lies outside the threat does not count. Both
+    sides face the same attacks, images and random starts. With `run` every shard is kept: the same call again resumes,
+    and torchrun's ranks share the work. `identity` adds what a resumed call must agree on; a classifier or surrogate
+    that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
     data = as_data(data)
     plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, data))
+    plan = plan if attack is None else replace(plan, extra=Given(attack))
     unknown = [name for name, classifier in _classifiers(pair).items() if not isinstance(classifier, nn.Module)]
     if run is not None and unknown and not identity:  # a function has only its name
         raise InputError(
@@ -87,7 +93,7 @@ def audit(
     shards, escalated = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
-    stages = stage_names(list(pair.candidate.views), square=plan.square > 0, escalated=escalated)
+    stages = plan.stages(list(pair.candidate.views), escalated=escalated)
     smoothing, chosen_on = _smoothing_check(pair, kept.values()), _chosen_on(kept.values(), data)
     report = gather(shards, measured, smoothing, about, stages, plan, others, chosen_on)
     return experiment.finish(task, report)
@@ -113,7 +119,8 @@ def _classifiers(pair: Pair) -> dict[str, Classifier]:
 
 def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything that determines the numbers beside the classifiers and the data."""
-    attacks = {name: attack_text(getattr(plan, name)) for name in ("non_adaptive", "adaptive", "longer", "full")}
+    attacks = {name: getattr(plan, name) for name in ("non_adaptive", "adaptive", "longer", "full", "extra")}
+    attacks = {name: None if attack is None else attack_text(attack) for name, attack in attacks.items()}
     # A list: the order in which views are tried changes the numbers.
     views = list(pair.candidate.views)
     # Where an audit stops changes no shard: one that stopped early may go on to all images in the same run.
@@ -139,8 +146,7 @@ def _attack(
         return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
     def enough(shards: Sequence[Mapping[str, Any]]) -> bool:
-        stages = stage_names(list(pair.candidate.views), square=plan.square > 0)
-        return decision_of(shards, stages, plan, others).decided
+        return decision_of(shards, plan.stages(list(pair.candidate.views)), plan, others).decided
 
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
     task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
@@ -162,7 +168,7 @@ def _escalate(
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
     further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
     for number, attack in enumerate((further.first, further.full)):
-        stages = stage_names(views, square=plan.square > 0, escalated=number > 0)
+        stages = plan.stages(views, escalated=number > 0)
         if not doubts(shards, measured, decision_of(shards, stages, plan, others), same=_same(shards)):
             return shards, number > 0
         watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -26,6 +26,16 @@ def audit(
         str | None, Argument(metavar="CANDIDATE", help="Another model to compare with the first.", show_default=False)
     ] = None,
     candidate_weights: Annotated[str | None, Option(help="A checkpoint file for CANDIDATE.")] = None,
+    surrogate: Annotated[
+        list[str] | None,
+        Option(
+            help="A model, as my_model.py:build, whose gradients might get past a defence of CANDIDATE; repeatable."
+        ),
+    ] = None,
+    attack: Annotated[
+        str | None,
+        Option(help="An attack of yours, as my.py:attack: (model, images, labels, threat) to adversarial images."),
+    ] = None,
     version: Annotated[str, Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
     square: Annotated[int, Option(help="Also attack with Square, with this many queries per image.")] = 0,
     margin: Annotated[float, Option(help="The smallest difference that matters, in percentage points.")] = 1.0,
@@ -51,15 +61,20 @@ def audit(
 
     lipforge audit cifar10-resnet my_model.py:build --candidate-weights mine.pt --eps 8/255
 
+    lipforge audit cifar10-resnet my_model.py:build --surrogate my_model.py:without_rounding --attack my.py:attack
+
     lipforge audit --table paper
     """
     if published is not None:
         _check_published(published, models.model, json)
         return
     from lipforge.auditing import classes_of, prospects
+    from lipforge.models.load import load_function
 
     _check(models, candidate, candidate_weights, recipe)
-    threat = threats.threat
+    if surrogate and candidate is None:
+        raise InputError("--surrogate gives gradients for a CANDIDATE; a model with --recipe brings its own")
+    threat, craft = threats.threat, load_function(attack) if attack else None
     with options.session(models, data) as (rank, images, base, device):
         recipe.apply_(base)
         plan = lf.audit_plan(
@@ -73,13 +88,15 @@ def audit(
         )
         if rank.is_first and not json:
             note(prospects(len(images), plan.margin))
+        shared: dict[str, Any] = {"attack": craft, "plan": plan, "run": keep.open()}
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
-            report = lf.audit(base, images, threat, plan=plan, run=keep.open(), name=name)
+            report = lf.audit(base, images, threat, name=name, **shared)
         else:
             other = replace(models, model=candidate, weights=candidate_weights).load(device)
+            sources = {one: replace(models, model=one, weights=None).load(device) for one in surrogate or ()}
             name = f"{models.model} and {candidate}"
-            report = lf.audit(base, other, images, threat, plan=plan, run=keep.open(), name=name)
+            report = lf.audit(base, other, images, threat, surrogates=sources, name=name, **shared)
         if rank.is_first and not printed(json, report):
             _show(report)
             say_wrote([] if keep.run is None else [Path(keep.run) / "results"])

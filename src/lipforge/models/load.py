@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -76,14 +76,22 @@ def list_models(kinds: Sequence[Kind] = ("bundled", "architecture")) -> dict[str
     return {kind: _names(kind) for kind in kinds}
 
 
-def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
-    """The model that `package.module:function` or `file.py:function` returns; it gets `classes` if that is given."""
+def load_function(spec: str) -> Callable[..., Any]:
+    """The function that `package.module:function` or `file.py:function` names; its module is imported, and so run."""
     place, _, name = spec.rpartition(":")
+    if not place:
+        raise InputError(f"a function is given as path/to/file.py:function or package.module:function, got {spec!r}")
     module = _import(place)
-    function = getattr(module, name, None)
+    function: Callable[..., Any] | None = getattr(module, name, None)
     if not callable(function):
         found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
+    return function
+
+
+def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
+    """The model that `package.module:function` or `file.py:function` returns; it gets `classes` if that is given."""
+    function = load_function(spec)
     signature = inspect.signature(function)
     taken = [key for key in ("classes", "num_classes") if key in signature.parameters]
     if classes is not None and not taken:

@@ -1,0 +1,166 @@
+"""No claim without a clean bill: who is in doubt, what that does to a verdict, and a net in disguise."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lipforge.attacks import APGD, PGD
+from lipforge.auditing import Plan, audit
+from lipforge.auditing.escalation import black_box, clear, doubts, merged, predicted
+from lipforge.auditing.verdict import Decision
+from lipforge.data import load_data
+from lipforge.errors import ModelError
+from lipforge.models import load_model
+from lipforge.types import Threat
+
+SHORT = APGD(steps=5, loss="margin")
+PLAN = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, full=PGD(steps=5), refine=3, check_images=0)
+
+
+def side(masked, robust=10, count=20, **found):
+    outcome = ["robust"] * robust + ["non-adaptive"] * (count - robust)
+    return {"outcome": outcome, "notes": [], "masked": masked, **found}
+
+
+def shard(base, candidate):
+    return {"base": base, "candidate": candidate}
+
+
+HONEST, HIDDEN = side({"own gradients": 1}), side({"own gradients": 2})
+
+
+def test_one_view_that_predicts_a_side_is_enough():
+    assert predicted([side({"own gradients": 10, "BPDA identity": 1})], "candidate").passed
+    failed = predicted([side({"own gradients": 10, "BPDA identity": 2})], "candidate")
+    assert (failed.passed, failed.evidence) == (False, "BPDA identity, the best, fail on 2 of 10 robust images")
+
+
+def test_views_are_added_up_over_shards():
+    assert predicted([side({"own gradients": 0}), side({"own gradients": 2})], "base").passed
+    assert not predicted([side({"own gradients": 1}), side({"own gradients": 2})], "base").passed
+
+
+def test_a_side_with_a_point_of_robust_images_or_less_cannot_be_overstated():
+    assert predicted([side({"own gradients": 1}, robust=1, count=100)], "base").passed is None
+
+
+@pytest.mark.parametrize(
+    ("verdict", "base", "candidate", "expected"),
+    [
+        ("real", HIDDEN, HONEST, []),
+        ("real", HONEST, HIDDEN, ["candidate"]),
+        ("harmful", HONEST, HIDDEN, []),
+        ("harmful", HIDDEN, HONEST, ["base"]),
+        ("not real", HIDDEN, HONEST, ["base"]),
+        ("no change", HIDDEN, HIDDEN, ["base", "candidate"]),
+        ("undecided", HONEST, HIDDEN, ["candidate"]),
+    ],
+)
+def test_a_verdict_rests_on_the_side_that_it_would_be_wrong_about(verdict, base, candidate, expected):
+    assert list(doubts([shard(base, candidate)], None, Decision(verdict, ""))) == expected
+
+
+def test_equal_functions_are_not_in_doubt():
+    assert doubts([shard(HIDDEN, HIDDEN)], None, Decision("no change", ""), same=True) == {}
+
+
+def test_the_list_of_the_paper_may_stop_a_claim_of_a_gain():
+    measured = {"fgsm": [False, True], "pgd": [True, True], "sweep": [[0.1, 2], [0.2, 0]]}
+    found = doubts([shard(HONEST, HONEST)], measured, Decision("real", ""))
+    assert found == {
+        "candidate": ("iterative at least as strong as one step: no; FGSM leaves 1 of 2, PGD with 20 steps 2",)
+    }
+    assert doubts([shard(HONEST, HONEST)], measured, Decision("harmful", "")) == {}
+
+
+def test_notes_on_the_whole_model_are_doubts():
+    softmax = side({"own gradients": 0}, notes=[("non-adaptive", {"kind": "softmax", "text": "looks like a softmax"})])
+    (reason,) = doubts([shard(HONEST, softmax)], None, Decision("real", ""))["candidate"]
+    assert "looks like a softmax" in reason
+
+
+def test_what_the_last_attack_breaks_beyond_a_point_is_a_doubt():
+    assert black_box(["AutoAttack"] + ["robust"] * 99, "base").passed
+    assert not black_box(["AutoAttack"] * 2 + ["robust"] * 98, "base").passed
+
+
+def test_a_claim_in_doubt_is_unreliable_and_says_what_it_would_be():
+    found = clear(Decision("real", "real: it gains"), {"candidate": ("x: no; y",)})
+    assert found.verdict == "unreliable"
+    assert found.sentence == (
+        "unreliable: it would be real, it gains, but gradients of the candidate look masked: x: no; y"
+    )
+    assert clear(Decision("real", "real: it gains"), {}).verdict == "real"
+
+
+def test_what_further_attacks_found_is_added_to_a_shard():
+    def spent(outcome, number):
+        counts = {"forwards": number, "backwards": [number, 0], "gradients": {f"a{number}": number}}
+        return {"outcome": outcome, "notes": [("a", number)], "masked": {"own gradients": number}, **counts}
+
+    before = {**shard(spent(["robust", "pgd"], 1), spent(["robust", "robust"], 1)), "same": False}
+    after = shard(spent(["b", "pgd"], 2), spent(["robust", "b"], 2))
+    found = merged(before, after)
+    assert found["base"]["outcome"] == ["b", "pgd"]
+    assert (found["base"]["forwards"], found["base"]["backwards"]) == (3, [3, 0])
+    assert found["candidate"]["gradients"] == {"a1": 1, "a2": 2}
+    assert found["candidate"]["masked"] == {"own gradients": 2}
+    assert found["same"] is False
+
+
+class Wiggle(nn.Module):
+    """A net behind a ripple, which a signed step cannot see through."""
+
+    def __init__(self, net, amplitude=0.25 / 255, frequency=20000):
+        super().__init__()
+        self.net, self.amplitude, self.frequency = net, amplitude, frequency
+
+    def forward(self, x):
+        return self.net(x + self.amplitude * torch.sin(self.frequency * x))
+
+
+@pytest.mark.slow
+def test_a_net_without_robustness_in_disguise_is_never_called_real():
+    """Against a base that is always wrong it gains under every attack of this weak plan, though it is not robust."""
+    natural = load_model("cifar10-resnet-natural")
+    x, y = load_data("cifar10:test").batch(range(12))
+    weak = replace(PLAN, adaptive=PGD(steps=1), longer=PGD(steps=1))
+
+    def wrong(images):
+        return -natural(images)
+
+    report = audit(wrong, Wiggle(natural).eval(), (x, y), Threat("linf", "2/255"), plan=weak)
+    assert report.union.interval[0] > 0
+    assert report.verdict == "unreliable"
+    assert report.exit_code == 4
+    assert report.sentence.startswith("unreliable: it would be real")
+    assert "averaged gradients" in [row.attack for row in report.rows]
+
+
+def test_a_random_model_is_refused():
+    net = load_model("cifar10-resnet-natural")
+    x, y = load_data("cifar10-sample").batch(range(2))
+
+    class Noisy(nn.Module):
+        def forward(self, images):
+            return net(images + 0.05 * torch.randn_like(images))
+
+    with pytest.raises(ModelError, match="candidate has random outputs, which an audit cannot judge"):
+        audit(net, Noisy().eval(), (x, y), Threat("linf", "2/255"), plan=PLAN)
+
+
+def test_an_attack_of_the_user_counts_inside_the_threat_only():
+    net = load_model("cifar10-resnet-natural")
+    x, y = load_data("cifar10-sample").batch(range(6))
+    other = load_model("cifar10-resnet")
+
+    def follow(model, images, labels, threat):
+        return PGD(steps=10)(other, images, labels, threat=Threat("linf", 2 * threat.eps))
+
+    weak = PGD(steps=1, step_size=1e-6, random_start=False)
+    plan = replace(PLAN, non_adaptive=weak, adaptive=weak, longer=weak)
+    report = audit(net, other, (x, y), Threat("linf", "8/255"), plan=plan, attack=follow)
+    assert "your attack" in [row.attack for row in report.rows]
+    assert any("outside the threat" in str(note) for note in report.notes)

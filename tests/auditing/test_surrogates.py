@@ -1,0 +1,84 @@
+"""Gradients straight through rounding, with the values kept bit for bit, and a copy distilled on another's outputs."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from lipforge.auditing.surrogates import StraightThrough, distilled, through_rounding
+from lipforge.types import Threat
+from tests.attacks.oracles import small_images, small_net
+
+THREAT = Threat("linf", 0.02)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda x: torch.round(8 * x) / 8,
+        lambda x: (8 * x).floor() / 8,
+        lambda x: torch.ceil(8 * x) / 8,
+        lambda x: torch.sign(x - 0.5),
+        lambda x: (x > 0.5).float(),
+        lambda x: torch.stack([(x > level).to(x.dtype) for level in (0.25, 0.5, 0.75)]).sum(dim=0) / 3,
+        lambda x: F.one_hot(x.argmax(dim=-1), 4).float(),
+    ],
+    ids=["round", "floor", "ceil", "sign", "compare", "thermometer", "argmax"],
+)
+def test_values_stay_bit_for_bit_and_gradients_pass(change):
+    x = torch.rand(2, 3, 4, 4, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    expected = change(x)
+    assert not expected.requires_grad or not torch.autograd.grad(expected.sum(), x)[0].any()
+    with StraightThrough() as mode:
+        found = change(x)
+    assert torch.equal(found, expected.detach())
+    (gradient,) = torch.autograd.grad(found.sum(), x)
+    assert mode.replaced > 0
+    assert (gradient > 0).all()
+
+
+def test_less_than_turns_the_gradient_round():
+    x = torch.tensor([0.2, 0.8], requires_grad=True)
+    with StraightThrough():
+        (gradient,) = torch.autograd.grad((x < 0.5).float().sum(), x)
+    assert gradient.tolist() == [-1, -1]
+
+
+def test_a_classifier_that_rounds_gets_a_view_and_any_other_gets_none():
+    net = small_net()
+    x, _ = small_images(net, 2)
+
+    def rounded(images):
+        return net(torch.round(15 * images) / 15)
+
+    assert through_rounding(net, x[:1]) is None
+    view = through_rounding(rounded, x[:1])
+    assert view is not None
+    assert torch.equal(view(x), rounded(x))
+    point = x.clone().requires_grad_()
+    assert torch.autograd.grad(view(point).sum(), point)[0].any()
+
+
+def test_a_distilled_copy_comes_closer_to_the_teacher_and_leaves_the_student_alone():
+    teacher, student = small_net(), copy.deepcopy(small_net())
+    x, _ = small_images(teacher, 40)
+    for weight in student.parameters():
+        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    before = [weight.clone() for weight in student.parameters()]
+    found = distilled(student, teacher, lambda at: x[at], 40, threat=THREAT, seed=0)
+    assert found is not None
+    with torch.no_grad():
+        far, near = (float((model(x).softmax(1) - teacher(x).softmax(1)).abs().mean()) for model in (student, found))
+    assert near < 0.9 * far
+    assert all(torch.equal(a, b) for a, b in zip(before, student.parameters(), strict=True))
+    assert not found.training
+    assert not any(weight.requires_grad for weight in found.parameters())
+
+
+def test_what_cannot_be_copied_or_trained_is_not_distilled():
+    net = small_net()
+    x, _ = small_images(net, 2)
+    assert distilled(lambda images: net(images), net, lambda at: x[at], 2, threat=THREAT, seed=0) is None
+    assert distilled(nn.Flatten(), net, lambda at: x[at], 2, threat=THREAT, seed=0) is None
