@@ -12,9 +12,9 @@ from lipforge.attacks import attack_text
 from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import Craft, Given, attack_shard
-from lipforge.auditing.escalation import SIDES, Escalation, clear, doubts, merged, predicted
+from lipforge.auditing.escalation import SIDES, Escalation, black_box, clear, doubts, merged, predicted
 from lipforge.auditing.pairs import Pair, check_steady, classes_of, forged_pair, pair_of
-from lipforge.auditing.plan import CLEAN, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan
+from lipforge.auditing.plan import CLEAN, FULL, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
@@ -77,6 +77,7 @@ def audit(
     plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, data))
     plan = plan if attack is None else replace(plan, extra=Given(attack))
     unknown = [name for name, classifier in _classifiers(pair).items() if not isinstance(classifier, nn.Module)]
+    unknown += ["attack"] if attack is not None else []
     if run is not None and unknown and not identity:  # a function has only its name
         raise InputError(
             f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
@@ -248,7 +249,10 @@ def gather(
         non_adaptive=non_adaptive,
         union=union,
         rows=_rows(base, candidate, stages, shards),
-        checks=(*_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes), smoothing),
+        checks=(
+            *_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes, escalated=FULL in stages),
+            smoothing,
+        ),
         base_effort=_effort(sides["base"]),
         candidate_effort=_effort(sides["candidate"]),
         base_outcome=tuple(base),
@@ -287,6 +291,8 @@ def _checks(
     measured: Mapping[str, Any] | None,
     non_adaptive: list[bool],
     notes: Sequence[AuditNote],
+    *,
+    escalated: bool,
 ) -> tuple[Check, ...]:
     counts = [shard["double"] for shard in shards]
     double = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
@@ -294,6 +300,7 @@ def _checks(
     return (
         *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
         *(predicted([shard[side] for shard in shards], side) for side in SIDES),
+        *(black_box(joined([shard[side] for shard in shards], "outcome"), side) for side in SIDES if escalated),
         checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.attack_flags(flags),
         checks.precision(double),
