@@ -34,8 +34,8 @@ EXIT_CODES = {
 }
 """Commands that are printed because of how they fail."""
 
-VERDICTS = {0, 1, 3, 4}
-"""The exit codes of an audit, of which a few images may give any."""
+VERDICTS = {"audit": {0, 1, 3, 4}, "evaluate": {0, 4}}
+"""The exit codes of commands that judge, of which a few images may give any."""
 
 SIZES: dict[str, dict[str, int]] = {
     "forge": {"--limit": 16},
@@ -243,7 +243,7 @@ def as_shown(said: str, folder: Path) -> str:
 def expected(command: Printed) -> set[int]:
     """The exit codes that the command may have."""
     text = shlex.join(command.words)
-    return EXIT_CODES.get(text, VERDICTS if command.words[:2] == ["lipforge", "audit"] else {0})
+    return EXIT_CODES.get(text, VERDICTS.get(command.words[1], {0}))
 
 
 def pages() -> list[Any]:

@@ -127,6 +127,7 @@ def _measure(
         verdict=found.verdict,
         sentence=found.sentence,
         failed_checks=found.failed_checks,
+        unreliable=forged.unreliable,
     )
 
 
@@ -167,6 +168,7 @@ def _show(result: "DemoResult", report: Path) -> None:
     forged = (f"forged at {ratio_text(result.ratio)}", result.clean_forged, result.forged)
     measured = (("base", result.clean_base, result.base), forged)
     rows = [[label, *(_share(share, result.count) for share in shares)] for label, *shares in measured]
+    rows[-1][-1] += " unreliable" if result.unreliable else ""
     title = f"{result.model}, {result.data}, n = {result.count}: % correct with 95 % intervals"
     show_table(title, ["model", ">clean", f">{result.attack} {result.threat}"], rows)
     say(f"search: {result.reason}")
@@ -177,7 +179,7 @@ def _show(result: "DemoResult", report: Path) -> None:
     say(
         f"\nForged functions sit in front of {result.sites} layers; their thresholds come from "
         f"{result.calibrated_on:,} training images. The attack above trusts gradients; the audit also tries attacks "
-        "that ignore the masks, so its verdict is the one to quote."
+        "that get past the masks, so its verdict is the one to quote."
     )
     say(f"report: {report}")
 

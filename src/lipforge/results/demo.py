@@ -9,7 +9,8 @@ from lipforge.statistics import Comparison
 
 @dataclass(frozen=True)
 class DemoResult:
-    """The summary of a demo; the rest is in the results beside it."""
+    """The summary of a demo; the rest is in the results beside it. It is `unreliable` if the evaluation of the forged
+    model is."""
 
     kind: ClassVar[str] = "demo"
     model: str
@@ -29,6 +30,7 @@ class DemoResult:
     verdict: Verdict
     sentence: str
     failed_checks: tuple[str, ...]
+    unreliable: bool = False
 
 
 @dataclass(frozen=True)

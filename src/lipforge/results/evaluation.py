@@ -173,6 +173,11 @@ class RobustResult:
         return [word == ROBUST for word in self.outcome]
 
     @property
+    def attack_text(self) -> str:
+        """The attack, marked if what it found is unreliable."""
+        return self.attack + (" (unreliable)" if self.unreliable else "")
+
+    @property
     def robust_text(self) -> str:
         """Robust accuracy in percent with its interval, marked if it is unreliable."""
         return share_text(self.robust_accuracy, self.interval) + (" unreliable" if self.unreliable else "")

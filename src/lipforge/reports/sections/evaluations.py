@@ -78,7 +78,7 @@ def _table(found: Sequence[RobustResult]) -> Table:
         others = (paired(base, result) for base in found if is_base(base.label) and base is not result)
         changes = next((both for both in others if both is not None), None)
         rows.append(
-            (result.label, result.attack, result.threat, result.count, result.seed,
+            (result.label, result.attack_text, result.threat, result.count, result.seed,
              Share(result.clean_accuracy, result.clean_interval), Share(result.robust_accuracy, result.interval),
              *((changes.gained, changes.lost) if changes else (None, None)))
         )  # fmt: skip

@@ -55,7 +55,7 @@ def _tables(runs: Sequence[Run]) -> tuple[Table, Table, Table]:
         for audit in run.of(AuditReport)
     ]  # fmt: skip
     accuracies: list[tuple[Cell, ...]] = [
-        (run.name, r.label, r.model, r.attack, r.threat, r.count, Share(r.clean_accuracy, r.clean_interval),
+        (run.name, r.label, r.model, r.attack_text, r.threat, r.count, Share(r.clean_accuracy, r.clean_interval),
          Share(r.robust_accuracy, r.interval))
         for run in runs
         for r in run.evaluations
