@@ -1,13 +1,29 @@
-"""The zoo of broken defences is what it says: usable classifiers that keep their accuracy and are broken."""
+"""The zoo of broken defences is what it says, usable classifiers that are broken, and `fast` does not fall for it."""
+
+import dataclasses
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import lipforge as lf
+from lipforge.attacks import cascades
 from tests.defences import DEFENCES, Defence, correct, robust_to_truths
 
 THREAT = lf.Threat("linf", "8/255")
+
+HARD = {"cifar10-resnet-natural": 19, "cifar10-resnet": 15}
+"""The image with the largest margin, for each net, of those among the first 32 that 20 steps of APGD break."""
+
+OVERSTATED = (
+    "wiggle 1/255 at 6000",
+    "hidden wiggle",
+    "decoy",
+    "negated gradient",
+    "half wrong gradient",
+    "saturated logits",
+)
+"""Defences that `fast` overstates around either net, so that its result must say `unreliable`."""
 
 
 @pytest.fixture(scope="module")
@@ -60,3 +76,44 @@ def test_the_truth_breaks_every_image(built, base, data):
     defence, defended = built
     x, y = (part[:4] for part in data)
     assert not robust_to_truths(defence, base, defended, x, y, THREAT).any()
+
+
+@pytest.fixture
+def few_queries(monkeypatch):
+    """Square with a tenth of its queries, which take most of the time. A weaker `fast` overstates more, not less."""
+    monkeypatch.setattr(cascades, "BLACK_BOX", dataclasses.replace(cascades.BLACK_BOX, queries=100))
+
+
+@pytest.mark.parametrize(
+    "net", ["cifar10-resnet-natural", pytest.param("cifar10-resnet", marks=pytest.mark.slow)], ids=["natural", "robust"]
+)
+@pytest.mark.parametrize("defence", DEFENCES, ids=lambda defence: defence.name)
+@pytest.mark.usefixtures("few_queries")
+def test_fast_never_overstates_a_defence_unless_it_says_unreliable(defence, net, data):
+    base, (x, y) = lf.load_model(net), (part[HARD[net]][None] for part in data)
+    defended = defence.build(base)
+    # At this seed the image is not in the sample that gets Square anyway.
+    found = lf.evaluate(defended, (x, y), lf.fast(), THREAT, seed=1, show_progress=False)
+    known = defence.name in OVERSTATED
+    assert found.unreliable or not known
+    if known or not found.unreliable:
+        left = torch.tensor(found.robust)
+        truth = robust_to_truths(defence, base, defended, x[left], y[left], THREAT) if left.any() else left
+        assert (int(left.sum() - truth.sum()) > 0.01 * len(x)) == known
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("net", "norm", "eps"),
+    [
+        ("cifar10-resnet", "linf", "8/255"),
+        ("cifar10-vit", "linf", "8/255"),
+        ("cifar10-resnet-natural", "linf", "1/510"),
+        ("cifar10-resnet", "l2", 0.5),
+    ],
+)
+def test_fast_does_not_call_an_honest_net_unreliable(net, norm, eps):
+    images = lf.load_data("cifar10-sample").batch(range(300, 324))
+    found = lf.evaluate(lf.load_model(net), images, lf.fast(), lf.Threat(norm, eps), show_progress=False)
+    assert sum(found.robust) >= 5
+    assert not found.unreliable, found.notes
