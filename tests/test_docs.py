@@ -81,7 +81,7 @@ def test_the_page_of_the_audit_has_the_table_of_verdicts():
 def test_the_page_of_the_audit_has_its_attacks_in_order():
     attacks = (ROOT / "docs" / "audit.md").read_text().split("## The attacks")[1].split("## The checks")[0]
     plan = replace(audit_plan(square=1), extra=APGD())
-    stages = plan.stages(["BPDA identity", "BPDA smooth", TRANSFERRED], escalated=True)
+    stages = plan.stages(["BPDA identity", "BPDA smooth", TRANSFERRED], escalated=2)
     assert re.findall(r"^\| `([^`]+)` \|", attacks, re.MULTILINE) == stages
 
 

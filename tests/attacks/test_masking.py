@@ -76,6 +76,16 @@ def test_a_staircase_is_found_by_its_flat_entries_alone():
     assert masked_gradients(state).any[robust].float().mean() > 0.9
 
 
+def test_entries_without_a_gradient_are_found_though_no_step_moves_them():
+    def some(x):
+        kept = (torch.arange(x[0].numel()) % 2 == 0).reshape(x.shape[1:])
+        return torch.where(kept, x, x.detach())
+
+    state = state_of(Altered(small_net(), some))
+    robust = state.robust()
+    assert masked_gradients(state).any[robust].all()
+
+
 def test_a_gradient_is_exact_on_a_linear_model_at_any_step():
     linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 3)).double()
     x = 0.4 + 0.2 * torch.rand(5, 3, 2, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(0))

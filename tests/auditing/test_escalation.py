@@ -1,6 +1,7 @@
 """No claim without a clean bill: who is in doubt, what that does to a verdict, and a net in disguise."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from lipforge.attacks import APGD, PGD
 from lipforge.auditing import Plan, audit
 from lipforge.auditing.escalation import black_box, clear, doubts, merged, predicted
-from lipforge.auditing.plan import ESCALATION
+from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL
 from lipforge.auditing.verdict import Decision
 from lipforge.data import load_data
 from lipforge.errors import ModelError
@@ -44,14 +45,17 @@ def test_views_are_added_up_over_shards():
     assert not predicted([side({"own gradients": 1}), side({"own gradients": 2})], "base").passed
 
 
-def test_a_side_with_a_point_of_robust_images_or_less_cannot_be_overstated():
-    assert predicted([side({"own gradients": 1}, robust=1, count=100)], "base").passed is None
+def test_masked_images_may_not_make_up_a_point_of_a_gain():
+    masked = side({"own gradients": 2}, robust=100, count=100)
+    assert doubts([shard(masked, masked)], None, Decision("harmful", "")) == {}
+    assert list(doubts([shard(masked, masked)], None, Decision("real", ""))) == ["candidate"]
+    assert predicted([side({"own gradients": 0}, robust=0)], "base").passed is None
 
 
 @pytest.mark.parametrize(
     ("verdict", "base", "candidate", "expected"),
     [
-        ("real", HIDDEN, HONEST, []),
+        ("real", HIDDEN, side({"own gradients": 0}), []),
         ("real", HONEST, HIDDEN, ["candidate"]),
         ("harmful", HONEST, HIDDEN, []),
         ("harmful", HIDDEN, HONEST, ["base"]),
@@ -69,12 +73,17 @@ def test_equal_functions_are_not_in_doubt():
 
 
 def test_the_list_of_the_paper_may_stop_a_claim_of_a_gain():
-    measured = {"fgsm": [False, True], "pgd": [True, True], "sweep": [[0.1, 2], [0.2, 0]]}
-    found = doubts([shard(HONEST, HONEST)], measured, Decision("real", ""))
+    measured: dict[str, Any] = {"fgsm": [False, True], "pgd": [True, True], "square": [True, True]}
+    measured |= {"sweep": [[0.1, 2], [0.2, 0]], "box": True}
+    honest = side({"own gradients": 0})
+    found = doubts([shard(honest, honest)], measured, Decision("real", ""))
     assert found == {
         "candidate": ("iterative at least as strong as one step: no; FGSM leaves 1 of 2, PGD with 20 steps 2",)
     }
-    assert doubts([shard(HONEST, HONEST)], measured, Decision("harmful", "")) == {}
+    assert doubts([shard(honest, honest)], measured, Decision("harmful", "")) == {}
+    black = {**measured, "pgd": [False, True], "square": [False, True]}
+    (reason,) = doubts([shard(honest, honest)], black, Decision("real", ""))["candidate"]
+    assert reason.startswith("white box at least as strong as black box: no")
 
 
 def test_notes_on_the_whole_model_are_doubts():
@@ -100,7 +109,8 @@ def test_a_claim_in_doubt_is_unreliable_and_says_what_it_would_be():
 def test_what_further_attacks_found_is_added_to_a_shard():
     def spent(outcome, number):
         counts = {"forwards": number, "backwards": [number, 0], "gradients": {f"a{number}": number}}
-        return {"outcome": outcome, "notes": [("a", number)], "masked": {"own gradients": number}, **counts}
+        counts |= {"notes": [("a", number)], "masked": {"own gradients": number}, "always_early_stopped": 2}
+        return {"outcome": outcome, **counts}
 
     before = {**shard(spent(["robust", "pgd"], 1), spent(["robust", "robust"], 1)), "same": False}
     after = shard(spent(["b", "pgd"], 2), spent(["robust", "b"], 2))
@@ -109,7 +119,7 @@ def test_what_further_attacks_found_is_added_to_a_shard():
     assert (found["base"]["forwards"], found["base"]["backwards"]) == (3, [3, 0])
     assert found["candidate"]["gradients"] == {"a1": 1, "a2": 2}
     assert found["candidate"]["masked"] == {"own gradients": 2}
-    assert found["same"] is False
+    assert (found["base"]["always_early_stopped"], found["same"]) == (0, False)
 
 
 class Wiggle(nn.Module):
@@ -135,7 +145,7 @@ def test_a_gain_behind_masked_gradients_is_attacked_harder_and_never_called_real
     assert report.union.interval[0] > 0
     assert (report.verdict, report.exit_code) == ("unreliable", 4)
     assert report.sentence.startswith("unreliable: it would be real")
-    assert [row.attack for row in report.rows][-4:] == list(ESCALATION)
+    assert [row.attack for row in report.rows][-3:] == [AVERAGED, DISTILLED, FULL]  # it does not round
     assert any(check.startswith("gradients predict the candidate: no") for check in report.failed_checks)
     assert audit(wrong, net, (x, y), Threat("linf", 0.002), plan=PLAN).verdict == "real"
 

@@ -82,3 +82,18 @@ def test_what_cannot_be_copied_or_trained_is_not_distilled():
     x, _ = small_images(net, 2)
     assert distilled(lambda images: net(images), net, lambda at: x[at], 2, threat=THREAT, seed=0) is None
     assert distilled(nn.Flatten(), net, lambda at: x[at], 2, threat=THREAT, seed=0) is None
+
+    class Idle(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = nn.Parameter(torch.zeros(1))
+
+        def forward(self, images):
+            return torch.zeros(len(images), 4)
+
+    assert distilled(Idle(), net, lambda at: x[at], 2, threat=THREAT, seed=0) is None
+
+
+def test_comparisons_of_masks_are_left_alone():
+    with StraightThrough():
+        assert (torch.tensor([True, False]) > torch.tensor([False, False])).tolist() == [True, False]

@@ -220,7 +220,7 @@ class Restarts(Attack):
 
 @dataclass(frozen=True)
 class Escalate(Attack):
-    """More attacks on every image that is still robust and on which gradients look masked.
+    """A look for masked gradients on every image that is still robust, and more attacks where one may help.
 
     Masked are gradients that do not predict the model (`masked_gradients`). Where they predict too much, the image gets
     20 steps of APGD on gradients averaged over 8 noisy neighbours. A gradient that is exactly 0 somewhere, gradient
@@ -243,7 +243,11 @@ class Escalate(Attack):
         with state.only(self._sample(state)):
             Square(queries=self.queries, rescale=True).attack(state)
         state.close_stage(PROBE)
-        suspicious = state.zero_gradient | (by_gradient >= clean) | (state.margin < by_gradient)
+        lower = state.margin < by_gradient
+        if lower.any():
+            text = f"of the one in {self.every} that was probed got lower by a short Square than by all gradients"
+            state.notes.append(Note("probe", text, int(lower.sum()), len(state.x)))
+        suspicious = state.zero_gradient | (by_gradient >= clean) | lower
         state.masked = found.any | suspicious
         attack_folded_only(state, Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm)))
         for attack, images in ((SMOOTHED, found.too_much), (BLACK_BOX, suspicious)):

@@ -2,8 +2,9 @@
 
 On a robust image an honest network is nearly linear: a step along the gradient changes the difference of two logits by
 what the gradient predicts, at every length up to eps, and so does a step in those entries alone whose gradients are
-small. Defences that hide gradients fail one of the two: noise in the input, gradients that are wrong or 0, masks that
-jump, and staircases, whose steep entries predict too much and whose flat ones too little.
+small. Defences that hide gradients fail one of the two, or have no gradient at all in many entries: noise in the input,
+gradients that are wrong or 0, masks that jump, and staircases, whose steep entries predict too much and whose flat ones
+too little.
 """
 
 from typing import NamedTuple
@@ -20,6 +21,9 @@ SHORT, LONG = 4 / 3, 3.0
 
 Set on robust and natural nets and broken defences around them, on training images; docs/attacks.md has the figures.
 """
+
+ZEROS = 0.25
+"""Share of an image's entries that may have a gradient of exactly 0."""
 
 STEPS = ((1 / 16, SHORT), (1 / 4, SHORT), (1.0, LONG))
 
@@ -40,6 +44,7 @@ def masked_gradients(state: AttackState) -> Masked:
     if len(at) == 0:
         return found
     goal = toward(state, targeted_margin_loss, targets_by_rank(state, 1)[0])
+    folded, state.folded = state.folded, state.model  # what a copy rounds is not the model's
     near = state.norm.random_start(
         state.x[at], state.eps, seed=state.seed, sample_ids=state.ids[at], stream="masked-gradients"
     )
@@ -47,6 +52,7 @@ def masked_gradients(state: AttackState) -> Masked:
         too_much, too_little = mispredicted(state, point, at, goal)
         found.any[at] |= too_much | too_little
         found.too_much[at] |= too_much
+    state.folded = folded
     return found
 
 
@@ -69,7 +75,8 @@ def mispredicted(state: AttackState, point: Tensor, at: Tensor, goal: Goal) -> t
         told = (moved != point).flatten(1).any(dim=1) | (direction is not small)  # where no entry is small, nothing is
         too_much |= ~(rise > predicted / band) & told
         too_little |= ~(rise < predicted * band) & told
-    return too_much, too_little
+    # A signed step leaves entries without a gradient where they are, so that nothing above tells what they could do.
+    return too_much, too_little | ((slope.gradient == 0).flatten(1).float().mean(dim=1) > ZEROS)
 
 
 def _small_entries(gradient: Tensor) -> Tensor:

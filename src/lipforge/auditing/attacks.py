@@ -34,7 +34,7 @@ from lipforge.types import Classifier, Threat
 MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is attacked again, at most
 NEARLY = 10  # a difference in gradients per robust image that is left as it is
 LONGEST = 100  # steps of one restart that makes up for a difference, at most
-LOOKED = 13  # forwards on a robust image that tell whether one view predicts it, the clean image's included
+LOOKED = 11  # forwards on a robust image that tell whether one view predicts it, the clean image's included
 
 
 Craft = Callable[[Classifier, Tensor, Tensor, Threat], Tensor]

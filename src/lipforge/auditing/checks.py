@@ -54,6 +54,7 @@ def measure(pair: Pair, shard: Shard, *, threat: Threat, plan: Plan) -> dict[str
         "cw": cw and robust(candidate, cw),
         "cw_on_base": cw and robust_to_transfer(cw),
         "sweep": sweep,
+        "box": norms.of(threat).box,
         "directions": _directions(candidate, shard, threat, seed),
         "zero_gradients": _zero_gradients(candidate, shard),
         "columns": None if weights is None else weights[1],
@@ -130,9 +131,12 @@ def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfe
     )
 
 
-def masking(measured: Mapping[str, Any]) -> tuple[Check, ...]:
-    """The checks of the list without which nothing is claimed of the candidate."""
-    return one_step(measured["fgsm"], measured["pgd"]), sweep(measured["sweep"], len(measured["fgsm"]))
+def masking(measured: Mapping[str, Any], robust: Sequence[bool]) -> tuple[Check, ...]:
+    """The checks of the list without which no gain is claimed; `robust` says which images all attacks leave. The sweep
+    counts in a box only: elsewhere an honest net may keep images at its last radius."""
+    count = len(measured["fgsm"])
+    swept = (sweep(measured["sweep"], count),) if measured["box"] else ()
+    return white_box(robust[:count], measured["square"]), one_step(measured["fgsm"], measured["pgd"]), *swept
 
 
 def white_box(non_adaptive: Sequence[bool], square: Sequence[bool]) -> Check:

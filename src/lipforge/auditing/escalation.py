@@ -19,7 +19,7 @@ from lipforge.auditing.surrogates import distilled, through_rounding
 from lipforge.auditing.verdict import Decision
 from lipforge.evaluation.robust import joined
 from lipforge.results import ROBUST, Check, Note, Verdict, merge_notes
-from lipforge.results.evaluation import POINT, UNRELIABLE
+from lipforge.results.evaluation import POINT, unreliable_notes
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
 
@@ -45,37 +45,39 @@ def doubts(
     for side in () if same else RESTS_ON.get(decision.verdict, SIDES):
         parts = [shard[side] for shard in shards]
         # The paper's checks are measured on the candidate, on few images: they may stop a claim of a gain, no more.
-        failed = _masking_checks(parts, side, measured if decision.verdict == "real" else None)
+        failed = _masking_checks(parts, side, measured, gain=decision.verdict == "real")
         found[side] = tuple(f"{check.name}: no; {check.evidence}" for check in failed if check.passed is False)
     return {side: reasons for side, reasons in found.items() if reasons}
 
 
 def _masking_checks(
-    parts: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None
+    parts: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None, *, gain: bool
 ) -> tuple[Check, ...]:
-    """The checks that a claim must pass."""
-    listed = () if measured is None else checks.masking(measured)
+    """The checks that a claim must pass; one of a `gain` also those of the paper, and masked images may not make up a
+    point of it."""
     outcome = joined(parts, "outcome")
-    notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], len(outcome))
-    flags = [note for note in notes if note.kind in UNRELIABLE and note.count is None]
-    return (*listed, predicted(parts, side), black_box(outcome, side), checks.attack_flags(flags))
-
-
-def predicted(parts: Sequence[Mapping[str, Any]], side: str) -> Check:
-    """Some gradients that the audit has of a side must predict it on nearly all of its robust images."""
-    name, outcome = f"gradients predict the {side}", joined(parts, "outcome")
     robust, count = outcome.count(ROBUST), len(outcome)
-    if robust <= POINT * count:
-        return Check(name, None, f"{robust} of {count} images are robust, too few to look at")
+    listed = checks.masking(measured, [word == ROBUST for word in outcome]) if gain and measured is not None else ()
+    notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], count)
+    flags = unreliable_notes([note for note in notes if note.kind == "square" or note.count is None], count, robust)
+    most = min(PREDICTED * robust, POINT * count) if gain else PREDICTED * robust
+    return (*listed, predicted(parts, side, most), black_box(outcome, side), checks.attack_flags(flags))
+
+
+def predicted(parts: Sequence[Mapping[str, Any]], side: str, most: float | None = None) -> Check:
+    """Some gradients that the audit has of a side must predict it on its robust images, but for `most` of them."""
+    name, robust = f"gradients predict the {side}", joined(parts, "outcome").count(ROBUST)
+    if robust == 0:
+        return Check(name, None, "no images are robust")
     views = {view: sum(part["masked"].get(view, 0) for part in parts) for part in parts for view in part["masked"]}
     best = min(views, key=lambda view: views[view])
     text = f"{best}, the best, fail on {views[best]} of {robust} robust images"
-    return Check(name, views[best] <= PREDICTED * robust, text)
+    return Check(name, views[best] <= (PREDICTED * robust if most is None else most), text)
 
 
 def black_box(outcome: Sequence[str], side: str) -> Check:
     """AutoAttack with full Square, after everything else, must not break a point or more."""
-    text = f"it breaks {outcome.count(FULL)} of {len(outcome)} images that all other attacks leave"
+    text = f"of the images that decide it breaks {outcome.count(FULL)} more; n = {len(outcome)}"
     return Check(f"AutoAttack adds nothing on the {side}", outcome.count(FULL) <= POINT * len(outcome), text)
 
 
@@ -158,5 +160,6 @@ def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
             "backwards": [a + b for a, b in zip(old["backwards"], new["backwards"], strict=True)],
             "gradients": {**old["gradients"], **new["gradients"]},
             "masked": new["masked"],  # on the images that are robust now
+            "always_early_stopped": min(old["always_early_stopped"], new["outcome"].count(ROBUST)),
         }
     return found

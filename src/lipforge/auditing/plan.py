@@ -93,9 +93,11 @@ class Plan:
         if not 0 < self.margin < 1:
             raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
 
-    def stages(self, views: Sequence[str], *, escalated: bool = False) -> list[str]:
-        """All stages in the order in which they run; `views` are the names of the adaptive attacks."""
-        asked = {YOURS: self.extra is not None, SQUARE: self.square > 0, **dict.fromkeys(ESCALATION, escalated)}
+    def stages(self, views: Sequence[str], *, escalated: int = 0) -> list[str]:
+        """All stages in the order in which they run; `views` are the names of the adaptive attacks, and `escalated` is
+        0, 1 for all of the escalation but AutoAttack, or 2."""
+        further = {stage: escalated > (stage == FULL) for stage in ESCALATION}
+        asked = {YOURS: self.extra is not None, SQUARE: self.square > 0, **further}
         first, second, *others = (stage for stage in STAGES if asked.get(stage, True))
         return [first, second, *views, *others]
 

@@ -14,7 +14,7 @@ from lipforge.auditing import checks
 from lipforge.auditing.attacks import Craft, Given, attack_shard
 from lipforge.auditing.escalation import SIDES, Escalation, black_box, clear, doubts, merged, predicted
 from lipforge.auditing.pairs import Pair, check_steady, classes_of, forged_pair, pair_of
-from lipforge.auditing.plan import CLEAN, FULL, NON_ADAPTIVE, OWN, TRANSFERRED, Plan, audit_plan
+from lipforge.auditing.plan import CLEAN, FULL, NON_ADAPTIVE, OWN, STRAIGHT, TRANSFERRED, Plan, audit_plan
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
@@ -95,6 +95,8 @@ def audit(
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
     stages = plan.stages(list(pair.candidate.views), escalated=escalated)
+    if not any(shard[side]["gradients"].get(STRAIGHT) for shard in shards for side in SIDES):
+        stages = [stage for stage in stages if stage != STRAIGHT]  # nothing rounds
     smoothing, chosen_on = _smoothing_check(pair, kept.values()), _chosen_on(kept.values(), data)
     report = gather(shards, measured, smoothing, about, stages, plan, others, chosen_on)
     return experiment.finish(task, report)
@@ -163,15 +165,15 @@ def _escalate(
     shards: list[dict[str, Any]],
     measured: Mapping[str, Any] | None,
     others: Sequence[float],
-) -> tuple[list[dict[str, Any]], bool]:
-    """The shards after further attacks, while what would be claimed rests on a side in doubt; and whether there were
-    any."""
+) -> tuple[list[dict[str, Any]], int]:
+    """The shards after further attacks, while what would be claimed rests on a side in doubt; and how many rounds of
+    them there were."""
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
     further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
     for number, attack in enumerate((further.first, further.full)):
-        stages = plan.stages(views, escalated=number > 0)
+        stages = plan.stages(views, escalated=number)
         if not doubts(shards, measured, decision_of(shards, stages, plan, others), same=_same(shards)):
-            return shards, number > 0
+            return shards, number
         watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
         name = f"audit-escalation-{number + 1}-{count}__{_slug(threat)}"
         task = experiment.task(name, _classifiers(pair), _config(pair, threat, plan), positions=range(count))
@@ -182,7 +184,7 @@ def _escalate(
 
         after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
         shards = [merged(*each) for each in zip(shards, after, strict=True)]
-    return shards, True
+    return shards, 2
 
 
 def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any] | None:
@@ -239,7 +241,10 @@ def gather(
     decision, notes = decision_of(shards, stages, plan, others), _notes(sides, len(base))
     decision = clear(decision, doubts(shards, measured, decision, same=_same(shards)))
     decision = on_unseen(decision, sum(chosen_on[: len(base)]))
-    stopped = f"; decided after {len(base):,} of {about['planned']:,} images" if len(base) < about["planned"] else ""
+    stopped = ""
+    if len(base) < about["planned"]:
+        of = f"after {len(base):,} of {about['planned']:,} images"
+        stopped = f"; decided {of}" if decision.decided else f"; stopped {of}, before it was in doubt: use --all-images"
     return AuditReport(
         verdict=decision.verdict,
         sentence=decision.sentence + stopped,

@@ -46,7 +46,7 @@ class StraightThrough(TorchFunctionMode):
             return self._passed(first, out)
         if func in CHOOSING and first.requires_grad:
             self._sources[id(out)] = first, out
-        elif func in RISING | FALLING and len(args) > 1:
+        elif func in RISING | FALLING and len(args) > 1 and first.is_floating_point():
             difference = (first - args[1]) * (-1 if func in FALLING else 1)
             if difference.requires_grad:
                 self._sources[id(out)] = difference, out
@@ -98,7 +98,7 @@ def distilled(
     seed: int,
 ) -> nn.Module | None:
     """A copy of `student`, trained for some steps to give the outputs of `teacher` on noisy images inside the threat;
-    None where the student is no module, has no parameters or cannot be copied. `images` gives those at positions below
+    None where the student is no module, cannot be copied or cannot be trained. `images` gives those at positions below
     `count`."""
     if not isinstance(student, nn.Module):
         return None
@@ -119,6 +119,8 @@ def distilled(
             wanted = F.softmax(teacher(x), dim=1)
         with torch.enable_grad():
             loss = F.cross_entropy(made(x), wanted)
+            if not (loss.requires_grad and loss.isfinite()):
+                return None
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]  # untyped in torch
         optimizer.step()

@@ -19,6 +19,7 @@ UNRELIABLE: dict[str, tuple[float, float]] = {
     "softmax": (0.0, 0.0),
     "adaptive_model": (0.0, 0.0),
     "square": (POINT, 0.0),
+    "probe": (POINT / 16, 0.1 / 16),  # `fast` probes one image in 16
     "zero_gradient": (POINT, 0.1),
     "masked_gradients": (POINT, 0.1),
 }
