@@ -104,7 +104,7 @@ def audit(
     raise Exit(0 if by_torchrun() else report.exit_code)
 
 
-def _show(report: lf.AuditReport) -> None:
+def _show(report: "lf.AuditReport") -> None:
     about = f"{report.model}, {report.data}, {report.threat}, n = {report.count}, seed {report.seed}"
     say(f"{about}, non-adaptive attack {report.non_adaptive_attack}")
     say(str(report))

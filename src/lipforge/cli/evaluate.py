@@ -10,7 +10,6 @@ from lipforge.cli import options
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.ranks import by_torchrun
-from lipforge.results.evaluation import UNRELIABLE_EXIT
 from lipforge.text import duration, share_text
 
 if TYPE_CHECKING:
@@ -62,6 +61,7 @@ def evaluate(
     torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
     from lipforge.evaluation import estimate as predict
+    from lipforge.results.evaluation import UNRELIABLE_EXIT
 
     attacks, threat = [lf.parse_attack(text) for text in attack or ["fast"]], threats.threat
     if save_images and keep.run is None:
