@@ -99,7 +99,7 @@ def test_the_plan_that_comes_by_itself_finds_adversarial_training_and_fails_no_c
     assert report.rows[-1].base == 0 < report.rows[-1].candidate
     assert (report.union.gained, report.union.lost) == (report.rows[-1].candidate, 0)
     assert report.failed_checks == ()
-    assert sum(check.passed is True for check in report.checks) == 9
+    assert sum(check.passed is True for check in report.checks) == 10
     gradients = {row.attack: row.candidate_gradients for row in report.rows}
     assert min(gradients[name] for name in ("non-adaptive", "own gradients", "longer restarts")) > 0
     assert 0 < report.candidate_early_stopped <= report.rows[-1].candidate
