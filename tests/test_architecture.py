@@ -25,6 +25,7 @@ ALLOWED = {
     "analysis": GROUND | {"analysis", "forge"},
     "search": GROUND | {"search", "forge", "attacks", "evaluation", "runs"},
     "auditing": GROUND | {"auditing", "forge", "attacks", "evaluation", "runs"},
+    "improvement": GROUND | {"improvement", "auditing", "forge", "attacks", "evaluation", "data", "runs"},
     "reports": GROUND | {"reports"},
     "paper": GROUND | {"paper"},
 }

@@ -40,6 +40,7 @@ VERDICTS = {"audit": {0, 1, 3, 4}, "evaluate": {0, 4}}
 SIZES: dict[str, dict[str, int]] = {
     "forge": {"--limit": 16},
     "search": {"--limit": 3},
+    "improve": {"--calibrate": 100, "--validate": 2, "--max-cost": 2},
     "evaluate": {"--limit": 2, "--probe": 2},
     "sweep": {"--limit": 3},
     "transfer": {"--limit": 3},
@@ -72,7 +73,7 @@ def build():
 """
 """The user's model: the one of docs/own-model.md."""
 
-TRAINING_DATA = ("forge", "search", "train")
+TRAINING_DATA = ("forge", "improve", "search", "train")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import lipforge
 from lipforge.errors import RunError
-from lipforge.ranks import Rank, meet, own_device, process_group
+from lipforge.ranks import Rank, from_first, meet, own_device, process_group
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -34,6 +34,13 @@ def test_without_torchrun_there_is_one_process(monkeypatch):
     monkeypatch.delenv("RANK", raising=False)
     with process_group(torch.device("cpu")) as rank:
         assert rank == Rank(0, 1)
+
+
+def test_what_the_first_rank_has_is_what_every_rank_gets(monkeypatch):
+    assert from_first([2]) == [2], "a single process has its own"
+    monkeypatch.setattr("lipforge.ranks.joined", lambda: True)
+    monkeypatch.setattr(dist, "broadcast_object_list", lambda shared: shared.__setitem__(0, [1]))
+    assert from_first([2]) == [1]
 
 
 def test_leaving_flushes_what_was_printed_and_skips_the_teardown():

@@ -7,12 +7,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from lipforge.errors import RunError
 
 if TYPE_CHECKING:  # imported in the functions: the command line asks who is first before it needs torch
     import torch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,17 @@ def joined() -> bool:
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def from_first(value: T) -> T:
+    """The first rank's value, on every rank that has joined; all must call it."""
+    if not joined():
+        return value
+    import torch.distributed as dist
+
+    shared = [value]
+    dist.broadcast_object_list(shared)
+    return shared[0]
 
 
 def own_device(device: "torch.device") -> "torch.device":

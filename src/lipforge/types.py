@@ -51,17 +51,22 @@ class Threat:
 def parse_number(text: float | str, *, name: str) -> float:
     """A finite number from a float, a decimal, a fraction or a power such as "2^-7".
 
-    >>> parse_number("8/255", name="eps") == 8 / 255, parse_number("2^-7", name="ratio") == 2**-7
-    (True, True)
+    >>> [parse_number(text, name="eps") for text in ("8/255", "0.5/255", "2^-7")] == [8 / 255, 0.5 / 255, 2**-7]
+    True
     """
     try:
         if isinstance(text, str) and "^" in text.replace("**", "^"):
             base, exponent = text.replace("**", "^").split("^")
             value = float(pow(float(base), float(exponent)))
         else:
-            value = float(Fraction(text.strip())) if isinstance(text, str) else float(text)
+            value = float(_fraction(text)) if isinstance(text, str) else float(text)
     except (ValueError, TypeError, ZeroDivisionError, OverflowError):
         raise InputError(f"{name} must be a number such as 0.03, 8/255 or 2^-7, got {text!r}") from None
     if not math.isfinite(value):
         raise InputError(f"{name} must be a finite number, got {text!r}")
     return value
+
+
+def _fraction(text: str) -> Fraction:
+    above, _, below = text.partition("/")
+    return Fraction(above.strip()) / Fraction(below.strip() or ("1" if "/" not in text else ""))

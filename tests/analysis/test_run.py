@@ -9,7 +9,21 @@ from torch import nn
 
 from lipforge.analysis import analyse
 from lipforge.errors import InputError, SiteError
-from lipforge.forge import MeanCentred, Piecewise, Step, find_sites, forge_, forged, forges, insert_, plain, set_ratio_
+from lipforge.forge import (
+    Head,
+    MeanCentred,
+    Piecewise,
+    Step,
+    find_sites,
+    forge_,
+    forged,
+    forges,
+    insert_,
+    plain,
+    set_head_,
+    set_ratio_,
+    set_tta_,
+)
 from tests.analysis.matrices import matrix_of
 from tests.nets import ResidualNet, ReusingNet, Transformer, images, seeded
 
@@ -288,3 +302,22 @@ def test_names_are_kept():
     report = report_of(residual(), model_name="m", data_name="d", attack="a")
     assert (report.model, report.data, report.attack, report.mask) == ("m", "d", "a", "Step()")
     assert (report.images, report.spectral_images) == (6, 2)
+
+
+@pytest.mark.parametrize("adversarial", [None, MOVED])
+def test_tta_is_left_out(adversarial):
+    model = residual()
+    expected = report_of(model, adversarial)
+    set_tta_(model, "mirror")
+    assert report_of(model, adversarial) == expected
+
+
+@pytest.mark.parametrize("part", ["tta", "head"])
+def test_a_model_without_forged_functions_is_refused_whatever_else_it_has(part):
+    model = seeded(ResidualNet)
+    if part == "tta":
+        set_tta_(model, "mirror")
+    else:
+        set_head_(model, Head("head", model.head.weight, model.head.bias))
+    with pytest.raises(SiteError, match="no forged functions"):
+        analyse(model, CLEAN)

@@ -5,7 +5,8 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks.losses import targeted_margin_loss, targets_by_rank
-from lipforge.attacks.masking import masked_gradients, mispredicted
+from lipforge.attacks.masking import _small_entries, masked_gradients, masked_images, mispredicted
+from lipforge.attacks.queries import Prepared
 from lipforge.attacks.state import AttackState, toward
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
@@ -25,7 +26,7 @@ class Altered(nn.Module):
         return logits
 
 
-def scaled_gradient(factor: float):
+def scaled_gradient(factor: float | Tensor):
     """The images as they are, with a gradient of `factor` times the true one."""
     return lambda x: x.detach() + factor * (x - x.detach())
 
@@ -94,6 +95,73 @@ def test_a_gradient_is_exact_on_a_linear_model_at_any_step():
     goal = toward(state, targeted_margin_loss, targets_by_rank(state, 1)[0])
     too_much, too_little = mispredicted(state, x, torch.arange(5), goal)
     assert not (too_much | too_little).any()
+
+
+WEIGHTS = torch.tensor([1.0, 0.2] * 6, dtype=torch.float64)
+"""Half of the entries of a linear model that are large, and half that are small."""
+
+
+def linear_mispredicted(change, x=None) -> tuple[bool, bool]:
+    """Whether gradients predict too much, and too little, of the rise of a linear model behind a change; eps is 0.1."""
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(12, 2, bias=False)).double()
+    linear[1].weight.data = torch.stack([-WEIGHTS, WEIGHTS])
+    x = torch.full((1, 3, 2, 2), 0.5, dtype=torch.float64) if x is None else x
+    y, at = torch.zeros(1, dtype=torch.int64), torch.arange(1)
+    state = AttackState(Altered(linear, change).eval(), x, y, threat=Threat("linf", 0.1), seed=0, sample_ids=at)
+    goal = toward(state, targeted_margin_loss, torch.ones(1, dtype=torch.int64))
+    too_much, too_little = mispredicted(state, x, at, goal)
+    return bool(too_much), bool(too_little)
+
+
+def test_small_entries_that_can_do_more_than_their_gradient_says_are_found():
+    """Along the whole gradient the rise is 0.6 / 0.51 of the prediction; in the small entries alone it is 10 times."""
+    hidden = torch.where(WEIGHTS == 1, 1.0, 0.1).reshape(3, 2, 2)
+    assert linear_mispredicted(lambda x: x) == (False, False)
+    assert linear_mispredicted(scaled_gradient(hidden)) == (False, True)
+
+
+def test_a_rise_that_ends_before_eps_is_found():
+    assert linear_mispredicted(lambda x: 0.5 + (x - 0.5).clamp(-0.04, 0.04)) == (False, False)
+    assert linear_mispredicted(lambda x: 0.5 + (x - 0.5).clamp(-0.026, 0.026)) == (True, False)
+
+
+def test_small_entries_at_the_edge_of_the_box_tell_nothing():
+    edge = torch.where(WEIGHTS == 1, 0.5, 1.0).double().reshape(1, 3, 2, 2)
+    assert linear_mispredicted(lambda x: x, edge) == (False, False)
+
+
+def test_small_entries_are_the_lower_half_of_those_with_a_gradient():
+    gradient = torch.tensor([0.0, 0.0, 1.0, -2.0, 3.0, 4.0, 5.0, -6.0, 7.0, 8.0]).reshape(1, 1, 2, 5)
+    assert _small_entries(gradient).flatten().tolist() == [False] * 2 + [True] * 4 + [False] * 4
+
+
+def test_gradients_that_are_true_at_the_image_alone_are_found_near_it():
+    clean, _ = small_images(small_net(), 24)
+
+    def only_there(x):
+        there = (x[:, None] == clean[None]).flatten(2).all(dim=2).any(dim=1)
+        return torch.where(there[:, None, None, None], x, scaled_gradient(2.0)(x))
+
+    state = state_of(Altered(small_net(), only_there))
+    robust = state.robust()
+    assert masked_gradients(state).too_much[robust].all()
+
+
+def test_the_model_itself_is_looked_at_and_not_its_folded_copy():
+    net, folded = small_net(), Altered(small_net(), scaled_gradient(0.0)).eval()
+    x, y = small_images(net, 4)
+    state = AttackState(Prepared(net, folded), x, y, threat=THREAT, seed=0, sample_ids=torch.arange(4))
+    state.clean_logits()
+    assert not masked_gradients(state).any.any()
+    assert state.folded is folded, "which attacks go on searching on"
+
+
+def test_masked_images_predict_too_little_or_too_much_and_are_classified_correctly():
+    model = Altered(small_net(), scaled_gradient(0.5)).eval()
+    x, y = small_images(small_net(), 6)
+    y[:2] = (y[:2] + 1) % 4
+    found = masked_images(model, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(6))
+    assert found.tolist() == [False, False, True, True, True, True]
 
 
 def test_broken_images_are_not_looked_at():

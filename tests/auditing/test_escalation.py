@@ -1,6 +1,7 @@
 """No claim without a clean bill: who is in doubt, what that does to a verdict, and a net in disguise."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,13 +9,15 @@ import torch
 from torch import nn
 
 from lipforge.attacks import APGD, PGD
-from lipforge.auditing import Plan, audit
-from lipforge.auditing.escalation import black_box, clear, doubts, merged, predicted
-from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL
+from lipforge.auditing import Plan, audit, escalation
+from lipforge.auditing.escalation import Escalation, black_box, clear, doubts, merged, predicted
+from lipforge.auditing.pairs import pair_of
+from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, NON_ADAPTIVE, STRAIGHT, YOURS
 from lipforge.auditing.verdict import Decision
 from lipforge.data import load_data
 from lipforge.errors import ModelError
 from lipforge.models import load_model
+from lipforge.runs import Shard
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
 
@@ -60,6 +63,7 @@ def test_masked_images_may_not_make_up_a_point_of_a_gain():
         ("harmful", HONEST, HIDDEN, []),
         ("harmful", HIDDEN, HONEST, ["base"]),
         ("not real", HIDDEN, HONEST, ["base"]),
+        ("not real", HONEST, HIDDEN, []),
         ("no change", HIDDEN, HIDDEN, ["base", "candidate"]),
         ("undecided", HONEST, HIDDEN, ["candidate"]),
     ],
@@ -90,11 +94,22 @@ def test_notes_on_the_whole_model_are_doubts():
     softmax = side({"own gradients": 0}, notes=[("non-adaptive", {"kind": "softmax", "text": "looks like a softmax"})])
     (reason,) = doubts([shard(HONEST, softmax)], None, Decision("real", ""))["candidate"]
     assert "looks like a softmax" in reason
+    square = [("non-adaptive", {"kind": "square", "text": "were broken by Square", "count": 2, "total": 20})]
+    found = doubts([shard(HONEST, side({"own gradients": 0}, notes=square))], None, Decision("real", ""))
+    assert "2 of 20 images were broken by Square" in found["candidate"][0]
+
+
+def test_what_does_not_apply_is_no_doubt():
+    broken = side({"own gradients": 0}, robust=0)
+    assert doubts([shard(broken, broken)], None, Decision("undecided", "")) == {}
 
 
 def test_what_the_last_attack_breaks_beyond_a_point_is_a_doubt():
     assert black_box(["AutoAttack"] + ["robust"] * 99, "base").passed
     assert not black_box(["AutoAttack"] * 2 + ["robust"] * 98, "base").passed
+    late = {**HONEST, "outcome": ["robust"] * 18 + ["AutoAttack"] * 2}
+    (reason,) = doubts([shard(late, late)], None, Decision("harmful", ""))["base"]
+    assert reason.startswith("AutoAttack adds nothing on the base: no; of the images that decide it breaks 2 more")
 
 
 def test_a_claim_in_doubt_is_unreliable_and_says_what_it_would_be():
@@ -110,16 +125,77 @@ def test_what_further_attacks_found_is_added_to_a_shard():
     def spent(outcome, number):
         counts = {"forwards": number, "backwards": [number, 0], "gradients": {f"a{number}": number}}
         counts |= {"notes": [("a", number)], "masked": {"own gradients": number}, "always_early_stopped": 2}
+        counts["early_stopped"] = {f"a{number}": [0, 1] if number == 1 else []}
         return {"outcome": outcome, **counts}
 
     before = {**shard(spent(["robust", "pgd"], 1), spent(["robust", "robust"], 1)), "same": False}
-    after = shard(spent(["b", "pgd"], 2), spent(["robust", "b"], 2))
+    before["seconds"] = 3.0
+    after = {**shard(spent(["b", "pgd"], 2), spent(["robust", "b"], 2)), "seconds": 0.5}
     found = merged(before, after)
     assert found["base"]["outcome"] == ["b", "pgd"]
     assert (found["base"]["forwards"], found["base"]["backwards"]) == (3, [3, 0])
     assert found["candidate"]["gradients"] == {"a1": 1, "a2": 2}
     assert found["candidate"]["masked"] == {"own gradients": 2}
-    assert (found["base"]["always_early_stopped"], found["same"]) == (0, False)
+    assert found["base"]["notes"] == [("a", 1), ("a", 2)]
+    assert found["base"]["early_stopped"] == {"a1": [], "a2": []}
+    assert found["candidate"]["early_stopped"] == {"a1": [0], "a2": []}, "the second image is not robust any more"
+    assert found["candidate"]["always_early_stopped"] == 0
+    assert (found["seconds"], found["same"]) == (3.5, False)
+
+
+class Rounding(nn.Module):
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x + 1e-9 * x.round())
+
+
+@pytest.fixture
+def escalating(monkeypatch):
+    """Both rounds on two images, of which one decides, of a net and of the same net with a rounding; and who was
+    distilled on whom. The copy is always wrong."""
+    net, made = small_net(), list[Any]()
+    candidate = Rounding(net).eval()
+
+    def copied(student, teacher, *_, **__):
+        made.append((student, teacher))
+        return lambda images: -net(images)
+
+    monkeypatch.setattr(escalation, "distilled", copied)
+    x, y = small_images(net, 2)
+    further = Escalation(pair_of(net, candidate), lambda at: x[at], 2, Threat("linf", 1e-6), PLAN)
+    before = shard({"outcome": ["robust", "robust"]}, {"outcome": ["robust", "non-adaptive"]})
+    first, full = (partial(each, Shard(x, y, torch.arange(2)), before, print) for each in (further.first, further.full))
+    return first, full, made, (net, candidate)
+
+
+def test_the_first_round_distils_each_side_once_and_the_last_none(escalating):
+    first, full, made, (base, candidate) = escalating
+    assert full()["seconds"] > 0
+    assert made == []
+    assert first()["seconds"] > 0
+    first()
+    assert made == [(candidate, base), (base, candidate)]
+
+
+def test_the_first_round_attacks_what_is_robust_by_every_gradient_and_the_side_decides(escalating):
+    found = escalating[0]()
+    assert found["base"]["outcome"] == ["robust", "robust"], "the distilled copy is wrong, but it is not the side"
+    assert found["candidate"]["outcome"] == ["robust", "non-adaptive"]
+    assert list(found["base"]["gradients"]) == [AVERAGED, DISTILLED]
+    assert list(found["candidate"]["gradients"]) == [AVERAGED, STRAIGHT, DISTILLED]
+    assert found["candidate"]["gradients"][AVERAGED] == 20 * 16, "20 steps of 16 neighbours on one image"
+    assert STRAIGHT in found["candidate"]["masked"]
+    assert STRAIGHT not in found["base"]["masked"]
+
+
+def test_the_last_round_is_for_the_images_that_decide(escalating):
+    found = escalating[1]()
+    assert found["base"]["backwards"] == [0, 5]
+    assert found["candidate"]["backwards"] == [0, 0]
+    assert found["candidate"]["outcome"] == ["robust", "non-adaptive"]
 
 
 class Wiggle(nn.Module):
@@ -148,6 +224,39 @@ def test_a_gain_behind_masked_gradients_is_attacked_harder_and_never_called_real
     assert [row.attack for row in report.rows][-3:] == [AVERAGED, DISTILLED, FULL]  # it does not round
     assert any(check.startswith("gradients predict the candidate: no") for check in report.failed_checks)
     assert audit(wrong, net, (x, y), Threat("linf", 0.002), plan=PLAN).verdict == "real"
+
+
+class Detached(nn.Module):
+    """A net that gives no gradient with respect to its images at all."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x):
+        return self.net(x.detach())
+
+
+def test_a_model_without_gradients_is_unreliable_unless_a_surrogate_predicts_it():
+    net = small_net()
+    data, threat = small_images(net, 40), Threat("linf", 0.002)
+
+    def wrong(images):
+        return -net(images)
+
+    def crafted(model, images, labels, threat):
+        return PGD(steps=10)(net, images, labels, threat=threat)
+
+    alone = audit(wrong, Detached(net).eval(), data, threat, plan=PLAN)
+    assert (alone.verdict, alone.candidate_outcome.count(NON_ADAPTIVE)) == ("unreliable", 0)
+    assert any(check.startswith("gradients predict the candidate: no") for check in alone.failed_checks)
+    assert any("gradient of exactly 0" in str(note) for note in alone.notes)
+    mine = audit(wrong, Detached(net).eval(), data, threat, plan=PLAN, attack=crafted)
+    assert (mine.verdict, mine.candidate_outcome.count(YOURS) > 0) == ("unreliable", True)
+    seen_through = audit(wrong, Detached(net).eval(), data, threat, plan=PLAN, surrogates={"inside": net})
+    assert (seen_through.verdict, seen_through.candidate_outcome.count("inside") > 0) == ("real", True)
+    base = audit(Detached(net).eval(), wrong, data, threat, plan=PLAN)
+    assert base.verdict == "unreliable", "a loss rests on the base"
 
 
 def test_a_random_model_is_refused():

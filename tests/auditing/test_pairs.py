@@ -2,11 +2,11 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.auditing.pairs import borrow, classes_of, forged_pair, in_double, pair_of
-from lipforge.auditing.plan import OWN, TRANSFERRED
+from lipforge.auditing.pairs import borrow, changed_pair, classes_of, in_double, pair_of
+from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import as_data
 from lipforge.errors import InputError, ModelError, SiteError
-from lipforge.forge import forge_
+from lipforge.forge import TTA, Head, Transform, forge_, forged, forges, set_head_, set_mode_, set_tta_, with_tta
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -38,7 +38,7 @@ def test_a_borrowed_gradient_is_the_sources_jacobian_under_the_judges_loss():
 
 
 def test_a_forged_model_brings_two_backward_passes_with_its_own_logits(model):
-    pair, x = forged_pair(model), images(4)
+    pair, x = changed_pair(model), images(4)
     logits = pair.candidate.classifier(x)
     assert list(pair.candidate.views) == ["BPDA identity", "BPDA smooth", TRANSFERRED]
     assert all(torch.equal(view(x), logits) for view in pair.candidate.views.values())
@@ -47,9 +47,86 @@ def test_a_forged_model_brings_two_backward_passes_with_its_own_logits(model):
 
 
 def test_the_base_gets_as_many_attacks_with_its_own_logits(model):
-    pair, x = forged_pair(model), images(4)
+    pair, x = changed_pair(model), images(4)
     assert list(pair.base.views) == list(pair.candidate.views)
     assert all(torch.equal(view(x), pair.base.classifier(x)) for view in pair.base.views.values())
+
+
+BPDA = ["BPDA identity", "BPDA smooth"]
+DIAGONALS = ["identity alone", "shift +1 +1 alone", "shift -1 -1 alone"]
+STAGES = {
+    "mirror": [OWN, "mirror alone"],
+    "diagonals": [OWN, *DIAGONALS[1:]],
+    "head": [OWN],
+    "affine": [OWN],
+    "mirror head": [OWN, "identity alone", "mirror alone"],
+    "mirror affine": [OWN, "identity alone", "mirror alone"],
+    "mirror forge": [*BPDA, "identity alone", "mirror alone"],
+    "diagonals forge affine head": [*BPDA, *DIAGONALS],
+}
+
+
+def changed(parts: str) -> nn.Module:
+    model = seeded(ResidualNet)
+    if "forge" in parts or "affine" in parts:
+        forge_(model, images(16), ratio=2**-3 if "forge" in parts else 0.0)
+    if "affine" in parts:
+        for forge in forges(model).values():
+            forge.set_affine(torch.linspace(0.5, 1.5, forge.channels), torch.linspace(-1, 1, forge.channels))
+    if "head" in parts:
+        set_head_(model, Head("head", -model.head.weight, model.head.bias))
+    if parts.split()[0] in ("mirror", "diagonals"):
+        set_tta_(model, parts.split()[0])
+    return model
+
+
+@pytest.mark.parametrize("parts", STAGES)
+def test_a_changed_model_is_attacked_through_every_transform_alone(parts):
+    pair, x = changed_pair(changed(parts)), images(3)
+    candidate = pair.candidate.classifier
+    assert list(pair.candidate.views) == [*STAGES[parts], TRANSFERRED]
+    assert torch.equal(candidate(x), changed(parts)(x))
+    for view in pair.candidate.views.values():
+        assert torch.equal(view(x), candidate(x))
+        assert torch.equal(view(x.clone().requires_grad_()), candidate(x))
+    assert not {*pair.candidate.views} & (RESERVED - {OWN, TRANSFERRED})
+
+
+@pytest.mark.parametrize("parts", STAGES)
+def test_the_base_of_a_changed_model_gets_as_many_attacks_with_its_own_logits(parts):
+    pair, x, base = changed_pair(changed(parts)), images(3), seeded(ResidualNet)
+    assert list(pair.base.views) == list(pair.candidate.views)
+    assert list(pair.base.sources) == list(pair.candidate.sources) == list(pair.base.views)
+    assert torch.equal(pair.base.classifier(x), base(x))
+    assert all(torch.equal(view(x.clone().requires_grad_()), base(x)) for view in pair.base.views.values())
+
+
+@pytest.mark.parametrize("parts", [parts for parts in STAGES if parts.split()[0] in ("mirror", "diagonals")])
+def test_the_gradient_through_a_transform_is_that_of_the_transform_alone(parts):
+    """Witness: the vector-Jacobian product of the model without TTA on images that were transformed before."""
+    model, x = changed(parts), images(2).double()
+    candidate, single = forged(model).double(), with_tta(model, None).double()
+    views = changed_pair(model.double()).candidate.views
+    for transform in (Transform(), Transform(True), Transform(False, 1, 1), Transform(False, -1, -1)):
+        if f"{transform} alone" in views:
+            point = x.clone().requires_grad_()
+            upstream = 2 * candidate(x).detach()
+            (expected,) = torch.autograd.grad(single(transform(point)), point, upstream)
+            torch.testing.assert_close(slope(views[f"{transform} alone"], x), expected)
+
+
+def test_masks_are_at_work_in_every_view_whatever_mode_the_model_is_in():
+    model, x = changed("mirror forge"), images(2)
+    expected = slope(changed_pair(model).candidate.views["mirror alone"], x)
+    set_mode_(model, "plain")
+    assert torch.equal(slope(changed_pair(model).candidate.views["mirror alone"], x), expected)
+
+
+def test_every_transform_has_a_name_of_its_own():
+    model = seeded(ResidualNet)
+    transforms = tuple(Transform(flip, down, right) for flip in (False, True) for down in (-1, 0) for right in (0, 2))
+    set_tta_(model, TTA(transforms))
+    assert len(changed_pair(model).candidate.views) == len(transforms) - 1 + 2  # own and transferred gradients
 
 
 def test_surrogates_of_a_pair_are_judged_by_the_candidate():
@@ -67,7 +144,7 @@ def test_a_pair_that_cannot_be_audited_is_refused():
     with pytest.raises(ModelError, match="eval mode"):
         pair_of(base, seeded(ResidualNet).train())
     with pytest.raises(SiteError, match="no forged functions"):
-        forged_pair(base)
+        changed_pair(base)
 
 
 @pytest.mark.parametrize(
@@ -87,9 +164,33 @@ def test_classes_are_the_models_and_not_those_that_occur_among_the_labels(model)
 
 
 def test_a_copy_in_float64_computes_the_same_to_more_places(model):
-    pair, x = forged_pair(model), images(4)
+    pair, x = changed_pair(model), images(4)
     double = in_double(pair.candidate.classifier)
     assert isinstance(double, nn.Module)
     torch.testing.assert_close(double(x.double()).float(), pair.candidate.classifier(x), atol=1e-5, rtol=1e-4)
     assert pair.candidate.classifier(x).dtype == torch.float32
     assert in_double(lambda x: x) is None
+
+
+def test_a_mean_of_probabilities_is_also_attacked_through_the_mean_of_logits():
+    model, x = seeded(ResidualNet), images(3)
+    set_tta_(model, TTA(TTA.parse("mirror").transforms, "probabilities"))
+    pair = changed_pair(model)
+    assert list(pair.candidate.views) == ["own gradients", "mirror alone", "mean of logits", "transferred gradients"]
+    point, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = pair.candidate.views["mean of logits"](point)
+    assert torch.equal(logits, pair.candidate.classifier(x))
+    set_tta_(model, "mirror")
+    expected = torch.autograd.grad(model(other)[:, 0].sum(), other)[0]
+    assert torch.allclose(torch.autograd.grad(logits[:, 0].sum(), point)[0], expected, atol=1e-6)
+
+
+def test_the_base_is_attacked_through_the_same_transforms():
+    model, x = seeded(ResidualNet), images(3)
+    set_tta_(model, "mirror")
+    pair, base = changed_pair(model), seeded(ResidualNet)
+    point, other = x.clone().requires_grad_(), x.clone().requires_grad_()
+    logits = pair.base.views["mirror alone"](point)
+    assert torch.equal(logits, base(x))
+    expected = torch.autograd.grad(base(other.flip(-1))[:, 0].sum(), other)[0]
+    assert torch.allclose(torch.autograd.grad(logits[:, 0].sum(), point)[0], expected, atol=1e-6)

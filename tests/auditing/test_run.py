@@ -7,26 +7,17 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, FGSM, PGD, attack_text
-from lipforge.auditing import Plan, audit, audit_plan
-from lipforge.auditing.run import gather
-from lipforge.batching import as_data
+from lipforge.attacks import PGD, attack_text
+from lipforge.auditing import audit, audit_plan
 from lipforge.certification import certify
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError, RunError, SiteError
 from lipforge.forge import forge_, forged, plain, set_ratio_
 from lipforge.models import load_model
-from lipforge.records import to_builtins
-from lipforge.results import Check, Note
 from lipforge.runs import RunDir
-from lipforge.runs.identity import image_digests
-from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
+from tests.auditing.quick import PLAN, QUICK, THREAT, facts, small
 from tests.nets import ResidualNet, images, seeded
-
-SHORT = APGD(steps=5, loss="margin")
-QUICK = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, full=PGD(steps=5), refine=3, check_images=0)
-"""Enough for effects as large as those of the controls."""
 
 
 @pytest.fixture(scope="module")
@@ -103,29 +94,6 @@ def test_the_plan_that_comes_by_itself_finds_adversarial_training_and_fails_no_c
     gradients = {row.attack: row.candidate_gradients for row in report.rows}
     assert min(gradients[name] for name in ("non-adaptive", "own gradients", "longer restarts")) > 0
     assert 0 < report.candidate_early_stopped <= report.rows[-1].candidate
-
-
-def small():
-    """A small forged model with labels it gets right, so that there is something to attack."""
-    model = seeded(ResidualNet)
-    forge_(model, images(32), ratio=2**-6)  # so small that gradients are not masked
-    x = images(12)
-    return model, (x, model(x).argmax(dim=1))
-
-
-PLAN = replace(QUICK, non_adaptive=PGD(steps=3), check_images=6, check_queries=5, shard_size=5)
-THREAT = Threat("linf", "2/255")
-
-
-@pytest.fixture(scope="module")
-def report():
-    model, data = small()
-    return audit(model, data, THREAT, plan=PLAN)
-
-
-def facts(report):
-    """Everything but the time."""
-    return {key: value for key, value in vars(report).items() if key != "seconds"}
 
 
 def test_the_union_only_falls_from_row_to_row_and_ends_at_what_the_verdict_compares(report):
@@ -242,6 +210,20 @@ def test_certificates_in_the_run_are_checked_and_results_of_another_format_do_no
     assert report.checks[-1].evidence.startswith("base and candidate: ")
 
 
+def test_certificates_of_a_model_without_gradients_are_its_own(tmp_path):
+    class Detached(ResidualNet):
+        def forward(self, x):
+            return super().forward(x.detach())
+
+    base, candidate, run = seeded(ResidualNet), seeded(Detached, 1), RunDir.open(tmp_path)
+    x = images(1)
+    data = (x, candidate(x).argmax(dim=1))
+    for label, model in (("base", base), ("candidate", candidate)):
+        certify(model, data, n0=2, n=20, alpha=0.1, run=run, label=label)
+    report = audit(base, candidate, data, THREAT, plan=QUICK, run=run)
+    assert report.checks[-1].evidence.startswith("base and candidate: ")
+
+
 def test_the_folded_copy_is_made_once_per_side_from_the_first_images_and_only_if_it_is_needed(tmp_path, monkeypatch):
     seen = []
 
@@ -292,181 +274,3 @@ def test_wrong_use_is_explained():
         audit(lambda x: x, data, THREAT)  # type: ignore[call-overload]  # the mistake under test
     with pytest.raises(SiteError, match="no forged functions"):
         audit(seeded(ResidualNet), data, THREAT)
-
-
-ABOUT = {
-    "model": "m",
-    "data": "d",
-    "threat": "linf 8/255",
-    "norm": "linf",
-    "eps": 8 / 255,
-    "seed": 0,
-    "planned": 4,
-    "non_adaptive_attack": "pgd",
-    "margin": 0.01,
-}
-
-
-def zero(count):
-    return Note("zero_gradient", "had a gradient of exactly 0", count, 2)
-
-
-def summary(notes, early_stopped):
-    return {
-        "outcome": ["robust", "mine"],
-        "notes": notes,
-        "forwards": 9,
-        "backwards": [40, 30],
-        "gradients": {"non-adaptive": 20, "mine": 50},
-        "early_stopped": {"non-adaptive": 1, "mine": early_stopped},
-        "always_early_stopped": early_stopped,
-        "masked": {"own gradients": 0},
-    }
-
-
-def gathered():
-    first, second = (
-        {
-            "base": summary([("mine", Note("odd", "odd"))], 0),
-            "candidate": summary([("non-adaptive", zero(number)), ("mine", zero(1))], 1),
-            "same": False,
-            "transferred": [True, True],
-            "double": {"decide": 0, "flips": 0, "broken": 0},
-            "seconds": 1.0,
-        }
-        for number in (1, 2)
-    )
-    return gather(
-        to_builtins([first, second]),
-        None,
-        Check("certified", None, ""),
-        ABOUT,
-        PLAN.stages(["mine"]),
-        PLAN,
-    )
-
-
-def test_notes_of_every_stage_are_kept_and_added_up_over_shards():
-    assert [str(note) for note in gathered().notes] == [
-        "base, mine: odd",
-        "candidate, non-adaptive: 3 of 4 images had a gradient of exactly 0",
-        "candidate, mine: 2 of 4 images had a gradient of exactly 0",
-    ]
-
-
-def one_of_50_gained(pair, shard, prepared, **settings):
-    """The outcomes of a candidate that keeps every fiftieth image robust which the base does not."""
-
-    def side(outcome):
-        spent = {
-            "forwards": 1,
-            "backwards": [1] * len(outcome),
-            "gradients": {},
-            "early_stopped": {},
-            "masked": {"a": 0},
-        }
-        return {"outcome": outcome, "notes": [], "always_early_stopped": 0, **spent}
-
-    ids = shard.ids.tolist()
-    words = {"base": ["float64"] * len(ids), "candidate": ["float64" if one % 50 else "robust" for one in ids]}
-    found = {"same": False, "transferred": [True] * len(ids), "double": None, "seconds": 1.0}
-    return {**{name: side(outcome) for name, outcome in words.items()}, **found}
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The first images of the shards that were attacked, by the made-up attack above."""
-    seen = []
-
-    def attack(pair, shard, prepared, **settings):
-        seen.append(int(shard.ids[0]))
-        return one_of_50_gained(pair, shard, prepared)
-
-    monkeypatch.setattr("lipforge.auditing.run.attack_shard", attack)
-    return seen
-
-
-def many_images(count):
-    return torch.zeros(count, 3, 8, 8), torch.zeros(count, dtype=torch.int64)
-
-
-def audited(count, run=None, **settings):
-    models = seeded(ResidualNet), seeded(ResidualNet, 1)
-    return audit(*models, many_images(count), THREAT, plan=replace(QUICK, **settings), run=run)
-
-
-def test_an_audit_stops_at_the_first_look_that_decides_and_says_so(asked):
-    found = audited(1250)
-    assert (found.verdict, found.count, found.planned) == ("real", 500, 1250)
-    assert (len(found.base_outcome), found.union.count, found.union.gained) == (500, 500, 10)
-    assert found.sentence.endswith("; decided after 500 of 1,250 images")
-    assert asked == [0, 100, 200, 300, 400]
-
-
-def test_an_undecided_audit_looks_again_after_500_more_and_the_last_block_may_be_shorter(asked):
-    assert audited(400).count == 400
-    assert audited(1250, margin=0.021).count == 1250
-    assert "decided after" not in audited(1250, margin=0.021).sentence
-
-
-def test_an_audit_that_stopped_can_be_resumed_without_work_or_go_on_to_all_images(asked, tmp_path):
-    run = RunDir.open(tmp_path)
-    first = audited(1000, run)
-    assert facts(audited(1000, run)) == facts(first)
-    assert len(asked) == 5
-    whole = audited(1000, run, stop_early=False)
-    assert (whole.count, whole.union.gained, len(asked)) == (1000, 20, 10)
-    assert "decided after" not in whole.sentence
-    assert facts(audited(1000, run)) == facts(first), "what lies beyond the look changes nothing"
-
-
-def test_other_audits_of_the_run_make_a_claim_harder_so_the_audit_goes_on(asked, tmp_path, report):
-    """After 500 images p = 0.016, which four audits correct to 0.06; after 1,000 it is far smaller."""
-    run = RunDir.open(tmp_path)
-    for name in ("a", "b", "c"):
-        run.write_result(f"audit__{name}", replace(report, union=replace(report.union, p_value=0.9)))
-    found = audited(500, run)
-    assert (found.verdict, found.union.p_value) == ("undecided", pytest.approx(0.016, abs=0.001))
-    assert "4 audits in this run, and after Holm's correction for that p = 0.064" in found.sentence
-    assert facts(audited(500, run)) == facts(found), "it does not count itself"
-    again = RunDir.open(tmp_path / "longer")
-    for name in ("a", "b", "c"):
-        again.write_result(f"audit__{name}", run.read_result(f"audit__{name}"))
-    assert (audited(1500, again).verdict, audited(1500, again).count) == ("real", 1000)
-
-
-def test_a_gain_on_images_of_the_runs_search_is_not_claimed(asked, tmp_path):
-    run, (x, y) = RunDir.open(tmp_path), many_images(500)
-    x[:, 0, 0, 0] = torch.linspace(0, 1, 500)
-    audited_on = (seeded(ResidualNet), seeded(ResidualNet, 1), (x, y), THREAT)
-    search(x[400:450].flip(0), run, (x + 2) / 3)
-    assert audit(*audited_on, plan=QUICK, run=run).verdict == "real", "the search saw other images"
-    search(x[400:450].flip(0), run)
-    found = audit(*audited_on, plan=QUICK, run=run)
-    assert found.verdict == "undecided"
-    assert "the ratio was chosen on 50 of these images" in found.sentence
-
-
-def search(x, run, seen=None):
-    """A search of the run that saw `seen`, or `x`."""
-    seen = x if seen is None else seen
-    model = seeded(ResidualNet)
-    made = choose_ratio(
-        lambda setting: {"only": model}, (x[:2], torch.zeros(2, dtype=torch.int64)), attack=FGSM(), threat=THREAT,
-        metric="non-adaptive", ratios=[0.5],
-    )  # fmt: skip
-    assert made.images == image_digests(as_data((x[:2], torch.zeros(2, dtype=torch.int64))))
-    run.write_result("search", replace(made, images=image_digests(as_data((seen, torch.zeros(len(seen)).long())))))
-
-
-def test_only_notes_of_the_non_adaptive_attack_on_the_candidate_are_flags():
-    (flags,) = [check for check in gathered().checks if check.name == "no flag of the non-adaptive attack"]
-    assert (flags.passed, flags.evidence) == (False, "3 of 4 images had a gradient of exactly 0")
-
-
-def test_early_stopped_images_are_counted_by_stage_and_over_all_gradient_attacks():
-    found = gathered()
-    assert (found.base_early_stopped, found.candidate_early_stopped) == (0, 2)
-    counts = {row.attack: (row.base_early_stopped, row.candidate_early_stopped) for row in found.rows}
-    assert (counts["non-adaptive"], counts["mine"], counts["float64"]) == ((2, 2), (0, 2), (0, 0))
-    assert "robust images that every gradient attack stopped early: base 0 of 2, candidate 2 of 2" in str(found)

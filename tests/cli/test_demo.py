@@ -12,13 +12,13 @@ from lipforge.data import load_data
 from lipforge.errors import DataError
 from lipforge.forge import load_recipe
 
-TINY = Sizes(validation=10, test=12, certified=2, draws=20, analysed=4)
+TINY = Sizes(calibration=300, validation=10, test=12, judged=8, analysed=4)
 
 
 @pytest.fixture(autouse=True)
 def _no_download(monkeypatch):
     def without_cifar10(spec, **options):
-        if spec == "cifar10":
+        if spec.startswith("cifar10:"):
             raise DataError("no CIFAR-10 here")
         return load_data(spec, **options)
 
@@ -36,12 +36,19 @@ def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run):
     assert result["forged"] - result["base"] == pytest.approx(result["difference"]["difference"])
     assert load_recipe(tmp_path / "demo" / "recipe.json").images_seen == 300
     kinds = {json.loads(path.read_text())["kind"] for path in (tmp_path / "demo" / "results").glob("*.json")}
-    assert kinds == {"analysis", "audit", "certify", "comparison", "demo", "gallery", "robust", "search"}
+    assert kinds == {"analysis", "audit", "comparison", "demo", "gallery", "robust"}
+    kinds = {
+        json.loads(path.read_text())["kind"] for path in (tmp_path / "demo" / "improved" / "results").glob("*.json")
+    }
+    assert kinds == {"audit", "improve"}
+    assert result["judged"] == 8
     page = (tmp_path / "demo" / "report.html").read_text()
     assert result["sentence"][result["sentence"].index("points [") :] in html.unescape(page)
     again = run("demo", "--out", tmp_path / "demo")
     assert again.code == 0
     assert result["sentence"] in again.out
+    assert result["reason"] in again.out
+    assert result["improved_sentence"] in again.out
     assert str(tmp_path / "demo" / "report.html") in again.out
 
 

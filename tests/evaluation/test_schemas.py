@@ -6,10 +6,12 @@ import pytest
 
 from lipforge.attacks import FGSM
 from lipforge.evaluation import evaluate, sweep, transfer
+from lipforge.improvement import improve
 from lipforge.results import RESULTS, record
 from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
+from tests.improvement.lopsided import Lopsided, symmetric
 from tests.schemas import SCHEMAS, problems
 
 THREATS = [Threat("linf", 0.01), Threat("linf", 0.02)]
@@ -36,6 +38,7 @@ def _results():
         transfer(model, model, data, FGSM(), THREATS[0]),
         search(()),
         search(("a*", "b*")),
+        improve(Lopsided(), symmetric(40), THREATS[0], calibrate=0, validate=20, parts=("tta",), max_cost=2).record,
     ]
 
 

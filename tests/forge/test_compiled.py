@@ -12,12 +12,14 @@ from torch._dynamo.testing import CompileCounter
 from lipforge.analysis import analyse
 from lipforge.forge.calibrate import calibrate_
 from lipforge.forge.fold import count_zeros
+from lipforge.forge.head import Head, set_head_
 from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
 from lipforge.forge.recipe import recipe_of
 from lipforge.forge.sites import find_sites
-from lipforge.forge.views import forged, plain, smooth_backward, straight_through
+from lipforge.forge.tta import TTA, Transform, set_tta_
+from lipforge.forge.views import forged, plain, smooth_backward, straight_through, with_tta
 from tests.forge.test_insert import forged_model
-from tests.nets import ResidualNet, ReusingNet, TorchAttentionNet, images, seeded
+from tests.nets import PlainNet, ResidualNet, ReusingNet, TorchAttentionNet, images, seeded
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's compiler warns of torch
 
@@ -201,3 +203,75 @@ def test_a_function_compiled_around_the_model_sees_the_forged_functions():
         function(x)
         recipe_of(forged_model(ratio=0.5)).apply_(model)
         torch.testing.assert_close(function(x), forged_model(ratio=0.5)(x))
+
+
+PROBABILITIES = TTA((Transform(), Transform(True, 2, -1)), "probabilities")
+HEAD = Head("layers.7", torch.linspace(-1, 1, 120).view(10, 12), torch.linspace(0, 1, 10))
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_views_with_other_transforms_compiled_in_one_process_keep_their_own_logits(order):
+    """PlainNet sees where a pixel is, so every transform changes its logits."""
+    model, x = forged_model(PlainNet, ratio=0.5), images(2)
+    set_tta_(model, "mirror")
+    views = [plain(model), forged(model), with_tta(model, PROBABILITIES), with_tta(model, None), seeded(PlainNet)]
+    compiled = {torch.compile(view, backend="aot_eager", fullgraph=True): view for view in views[::order]}
+    with torch.no_grad():
+        for function, view in [*compiled.items(), *compiled.items()]:  # and again, after all of them were compiled
+            assert_tells_the_truth(function, view, x)
+        logits = [view(x) for view in views[:4]]
+    apart = [(one - other).abs().max().item() for i, one in enumerate(logits) for other in logits[:i]]
+    assert min(apart) > 1e-3
+
+
+@pytest.mark.parametrize("mean", ["logits", "probabilities"])
+def test_compiled_transforms_keep_their_gradients(mean):
+    model, x = seeded(PlainNet), images(2).requires_grad_()
+    set_tta_(model, TTA(PROBABILITIES.transforms, mean))
+    compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
+    expected, gradient = (torch.autograd.grad(each(x).square().sum(), x)[0] for each in (model, compiled))
+    torch.testing.assert_close(gradient, expected)
+
+
+@pytest.mark.parametrize("recursive_tags", [False, True])
+def test_a_compiled_model_follows_every_change_of_its_parts(recursive_tags):
+    if not hasattr(torch._dynamo.config, "use_recursive_dict_tags_for_guards"):
+        pytest.skip("this torch has no recursive dict tags")
+    model, x = forged_model(PlainNet, ratio=0.5), images(2)
+    forge = next(iter(forges(model).values()))
+    scale, shift = torch.linspace(0.5, 1.5, forge.channels), torch.ones(forge.channels)
+    compiled = torch.compile(model, backend="eager")
+    changes = [
+        lambda: None,
+        lambda: set_tta_(model, "mirror"),
+        lambda: set_tta_(model, PROBABILITIES),
+        lambda: set_head_(model, HEAD),
+        lambda: forge.set_affine(scale, shift),
+        lambda: forge.set_affine(2 * scale, shift),
+        lambda: forge.set_affine(None, None),
+        lambda: set_head_(model, None),
+        lambda: set_tta_(model, "mirror"),
+        lambda: set_tta_(model, None),
+        lambda: remove_(model),
+        lambda: set_tta_(model, "mirror"),
+    ]
+    with torch.no_grad(), torch._dynamo.config.patch(use_recursive_dict_tags_for_guards=recursive_tags):
+        for change in changes:
+            change()
+            assert_tells_the_truth(compiled, model, x)
+
+
+@pytest.mark.parametrize("compiled", [compile_in_place, lambda model: torch.compile(model, backend="eager")])
+def test_transforms_take_effect_however_the_model_was_compiled(compiled):
+    plain_logits, x = seeded(PlainNet)(images(2)), images(2)
+    model = compiled(seeded(PlainNet))
+    with torch.no_grad():
+        model(x)
+        set_tta_(model, "mirror")
+        expected = (plain_logits + seeded(PlainNet)(x.flip(-1))) / 2
+        assert_tells_the_truth(model, lambda x: expected, x)
+        assert_tells_the_truth(forged(model), lambda x: expected, x)
+        assert_tells_the_truth(plain(model), lambda x: plain_logits, x)
+        remove_(model)
+        assert_tells_the_truth(model, lambda x: plain_logits, x)
+    assert (expected - plain_logits).abs().max() > 1e-3

@@ -32,7 +32,7 @@ def test_a_recipe_is_json_that_a_person_can_read(tmp_path):
     forge_(model, images(16), mask=Piecewise(0.25), ratio=2**-7, data="sixteen random images")
     save_recipe(tmp_path / "recipe.json", model)
     fields = json.loads((tmp_path / "recipe.json").read_text())
-    assert fields["format"] == 1
+    assert fields["format"] == 2
     assert fields["mask"] == {"name": "piecewise", "d": 0.25}
     assert fields["images_seen"] == 16
     assert fields["data"] == "sixteen random images"
@@ -84,7 +84,7 @@ def test_other_weights_are_a_warning():
 def test_applying_twice_is_refused():
     model = seeded(ResidualNet)
     recipe = forge_(model, images(16))
-    with pytest.raises(RecipeError, match="forged already"):
+    with pytest.raises(RecipeError, match="changed already"):
         recipe.apply_(model)
     remove_(model)
     recipe.apply_(model)
@@ -165,11 +165,11 @@ def test_a_recipe_that_fails_half_way_leaves_the_model_alone(tmp_path, monkeypat
         (lambda text: text[: len(text) // 2], "not valid JSON.*cut short"),
         (lambda text: "<html>404</html>", "not valid JSON"),
         (lambda text: "[1, 2]", "it holds no object"),
-        (lambda text: text.replace('"format": 1', '"format": 99'), "its format is 99, expected 1"),
+        (lambda text: text.replace('"format": 2', '"format": 99'), "its format is 99, expected 2"),
         (lambda text: text.replace('"step"', '"stepp"'), "mask must be one of"),
         (lambda text: text.replace('"ratio": 0.0078125', '"ratio": 7'), "ratio must be a number"),
         (lambda text: text.replace('"images_seen"', '"images_sen"'), "images_se"),
-        (lambda text: text.replace('"format": 1', '"form": 1'), "it lacks 'format'"),
+        (lambda text: text.replace('"format": 2', '"form": 2'), "it lacks 'format'"),
         (lambda text: json.dumps({**json.loads(text), "sites": {}}), "it has no sites"),
     ],
 )

@@ -7,8 +7,11 @@ from torch import nn
 
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.calibrate import forge_
-from lipforge.forge.insert import forges, set_ratio_
-from lipforge.forge.views import forged, plain, smooth_backward, straight_through
+from lipforge.forge.head import Head, set_head_
+from lipforge.forge.insert import forges, is_changed, remove_, set_ratio_
+from lipforge.forge.recipe import recipe_of
+from lipforge.forge.tta import TTA, Transform, set_tta_, tta_of
+from lipforge.forge.views import forged, plain, smooth_backward, straight_through, with_tta
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -174,3 +177,78 @@ def test_a_model_that_cannot_be_copied_is_named(model):
     model.handle = (value for value in [1])
     with pytest.raises(ModelError, match="cannot be copied for a view"):
         forged(model)
+
+
+@pytest.fixture
+def changed(model: nn.Module) -> nn.Module:
+    """Forged, with scales and shifts, a head and TTA."""
+    forges(model)["block2.conv2"].set_affine(torch.linspace(0.5, 1.5, 16), torch.linspace(-1, 1, 16))
+    numbers = torch.Generator().manual_seed(7)
+    set_head_(model, Head("head", torch.randn(10, 16, generator=numbers), torch.randn(10, generator=numbers)))
+    set_tta_(model, "mirror x diagonals")
+    return model
+
+
+def test_every_part_is_at_work_in_a_forged_view_and_none_in_a_plain_one(changed):
+    x = images(4)
+    assert torch.equal(plain(changed)(x), seeded(ResidualNet)(x))
+    assert not is_changed(plain(changed))
+    assert torch.equal(forged(changed)(x), changed(x))
+    assert recipe_of(forged(changed)) == recipe_of(changed)
+
+
+@pytest.mark.parametrize("part", ["tta", "head"])
+def test_a_model_with_one_part_has_a_forged_view_but_no_mask_to_go_through(part):
+    model, x = seeded(ResidualNet), images(2)
+    if part == "tta":
+        set_tta_(model, "mirror")
+    else:
+        set_head_(model, Head("head", torch.ones(10, 16), torch.zeros(10)))
+    assert torch.equal(forged(model)(x), model(x))
+    assert torch.equal(plain(model)(x), seeded(ResidualNet)(x))
+    for view in (straight_through, smooth_backward):
+        with pytest.raises(SiteError, match="no forged functions"):
+            view(model)
+
+
+@pytest.mark.parametrize("view", [straight_through, smooth_backward])
+def test_other_backward_passes_keep_the_logits_of_all_parts(changed, view):
+    x = images(2).requires_grad_()
+    logits = [forged(changed)(x), view(changed)(x)]
+    assert torch.equal(logits[0], logits[1])
+    gradients = [torch.autograd.grad(each.sum(), x)[0] for each in logits]
+    assert not torch.equal(gradients[0], gradients[1])
+
+
+@pytest.mark.parametrize("tta", [None, TTA((Transform(True, 1, 0),))])
+def test_a_view_with_other_transforms_keeps_the_other_parts(changed, tta):
+    x, view = images(2), with_tta(changed, tta)
+    assert tta_of(view) == tta
+    assert str(tta_of(changed)) == "mirror x diagonals"
+    set_tta_(changed, tta)
+    assert torch.equal(view(x), changed(x))
+    assert recipe_of(view) == recipe_of(changed)
+
+
+def test_views_of_all_parts_share_memory_and_leave_the_model_alone(changed):
+    own = {tensor.data_ptr() for tensor in (*changed.parameters(), *changed.buffers())}
+    before, x = recipe_of(changed), images(2)
+    logits = changed(x)
+    for make in (plain, forged, straight_through, smooth_backward, lambda model: with_tta(model, None)):
+        view = make(changed)
+        assert {tensor.data_ptr() for tensor in (*view.parameters(), *view.buffers())} <= own
+        remove_(view.half())
+    assert recipe_of(changed) == before
+    assert torch.equal(changed(x), logits)
+
+
+def test_views_with_other_transforms_can_be_called_from_threads(changed):
+    batches = [images(2, seed=seed, size=16) for seed in range(4)]
+    ttas = [None, *(TTA((one,)) for one in (Transform(True), Transform(down=1))), TTA.parse("mirror")]
+    views = [plain(changed), forged(changed), *(with_tta(changed, tta) for tta in ttas)]
+    expected = [[view(batch) for batch in batches] for view in views]
+    with ThreadPoolExecutor(6) as pool:
+        jobs = [[pool.submit(view, batch) for view in views] for batch in batches]
+        for row, wanted in zip(jobs, zip(*expected, strict=True), strict=True):
+            assert all(torch.equal(job.result(), logits) for job, logits in zip(row, wanted, strict=True))
+    assert len({str(row[0]) for row in expected}) == len(views)

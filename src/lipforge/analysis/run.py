@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from lipforge.analysis.spectra import LINEAR, gershgorin, jacobian_norms, largest_singular, operator_of
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError
-from lipforge.forge import Forge, forged, forges, plain
-from lipforge.forge.insert import CHILD
+from lipforge.forge import Forge, forged, plain, with_tta
+from lipforge.forge.insert import CHILD, refuse_affine, require_forges
 from lipforge.progress import progress
 from lipforge.recording import eager
 from lipforge.results.analysis import Analysis, LayerReport, NetworkReport, ProductBound, Spread
@@ -45,14 +45,17 @@ def analyse(
 
     `adversarial` are the adversarial versions of all images, or a function that makes them from images and labels;
     without it the figures that need them are None. Singular values cost tens of passes per image and are taken on the
-    first `spectral_images`; they stop at the relative residual `tolerance`, or after so many Lanczos `steps`.
+    first `spectral_images`; they stop at the relative residual `tolerance`, or after so many Lanczos `steps`. TTA is
+    left out: every figure is of an image as it is.
     """
     if spectral_images < 0 or steps < 1 or not tolerance > 0:
         raise InputError(
             "spectral_images must not be negative, steps at least 1 and tolerance above 0, "
             f"got {spectral_images}, {steps} and {tolerance}"
         )
-    views, found = {"plain": plain(model), "forged": forged(model)}, forges(model)
+    found = require_forges(model)
+    refuse_affine(model, "analyse")
+    views = {"plain": plain(model), "forged": forged(with_tta(model, None))}
     layers = {name: views["forged"].get_submodule(name) for name in found}
     sites = {name: SiteFigures(layers[name], forge, tolerance, steps) for name, forge in found.items()}
     network: Network = {name: [] for name in GATHERED}

@@ -281,7 +281,10 @@ class AttackState:
             # Unused, where only the model's parameters have a gradient: its images pass through a comparison, say.
             gradient = torch.autograd.grad(value.sum(), x_adv, allow_unused=True)[0] if value.requires_grad else None
         if gradient is None:
-            raise ModelError("the model gives no gradient with respect to its images; only square can attack it")
+            raise ModelError(
+                "the model gives no gradient with respect to its images; attack it without one (square, --attack "
+                "square), or audit it against another model with a surrogate that has one"
+            )
         return Slope(gradient, value.detach(), logits.detach())
 
 

@@ -167,7 +167,8 @@ class AttackedSide:
             self.outcome[position] = stage
 
     def look_for_masks(self, further: Mapping[str, Classifier] = MappingProxyType({})) -> None:
-        """Count for each view the robust images on which its gradients do not predict the side's logits."""
+        """Count for each view the robust images on which its gradients do not predict the side's logits, up to the view
+        that predicts them all: the later ones would tell nothing more."""
         at = torch.tensor(self.robust, dtype=torch.int64, device=self.shard.x.device)
         (x, y, ids), views = self.shard.at(at), {OWN: self.side.classifier, **self.side.views, **further}
         known: dict[int, int] = {}  # one classifier may be several views
@@ -177,21 +178,23 @@ class AttackedSide:
                 known[id(view)] = int(found.sum())
                 self.forwards += LOOKED * len(at)
             self.masked[name] = known[id(view)]
+            if not self.masked[name]:
+                return
 
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""
         return [not wrong for wrong in is_misclassified(self.side.classifier, images, self.shard.y).tolist()]
 
     def summary(self) -> dict[str, Any]:
-        """What the report needs of this side, ready for JSON; `early_stopped` counts by stage the images robust at the
-        end that the stage stopped early, `always_early_stopped` those that every gradient attack did. `masked` counts
-        by view the robust images that its gradients do not predict."""
+        """What the report needs of this side, ready for JSON; `early_stopped` has by stage the positions of the
+        images robust at the end that it stopped early, `always_early_stopped` counts those that every gradient attack
+        did. `masked` counts by view the robust images that its gradients do not predict."""
         robust = set(self.robust)
         stages = (NON_ADAPTIVE, *self.side.views, LONGER)
         return {
             "outcome": self.outcome,
             "notes": self.notes,
-            "early_stopped": {stage: len(at & robust) for stage, at in self.early_stopped.items()},
+            "early_stopped": {stage: sorted(at & robust) for stage, at in self.early_stopped.items()},
             "always_early_stopped": len(robust.intersection(*(self.early_stopped.get(name, set()) for name in stages))),
             "forwards": self.forwards,
             "backwards": self.backwards.tolist(),

@@ -224,7 +224,7 @@ def attack_flags(notes: Sequence[Note]) -> Check:
 def precision(counts: Mapping[str, int] | None) -> Check:
     name = "float64 agrees with float32 on the images that decide"
     if counts is None:
-        return Check(name, None, "a classifier that is no module cannot be converted")
+        return Check(name, None, "a classifier that is no module, or gives no gradient, is not attacked in float64")
     decide, flips, broken = counts["decide"], counts["flips"], counts["broken"]
     text = f"{decide} images decide; in float64, {flips} broken images are correct again and {broken} more are broken"
     return Check(name, flips == broken == 0, text)

@@ -5,6 +5,7 @@ base, the others on both. A side is in doubt if no gradients that the audit has 
 or if a check of the list says that they are masked.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -65,7 +66,8 @@ def _masking_checks(
 
 
 def predicted(parts: Sequence[Mapping[str, Any]], side: str, most: float | None = None) -> Check:
-    """Some gradients that the audit has of a side must predict it on its robust images, but for `most` of them."""
+    """Some gradients that the audit has of a side must predict it on its robust images, but for `most` of them. A view
+    that a part does not have was not looked at there, as another predicts all of its images."""
     name, robust = f"gradients predict the {side}", joined(parts, "outcome").count(ROBUST)
     if robust == 0:
         return Check(name, None, "no images are robust")
@@ -104,29 +106,29 @@ class Escalation:
 
     def __init__(self, pair: Pair, images: Callable[[list[int]], Tensor], count: int, threat: Threat, plan: Plan):
         self.pair, self.images, self.count, self.threat, self.plan = pair, images, count, threat, plan
-        self._made: dict[str, dict[str, Classifier]] = {}
+        self._copies: dict[str, dict[str, Classifier]] = {}
 
     def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
         """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
-        sides = self._sides(shard, before, watch)
+        started, sides = time.perf_counter(), self._sides(shard, before, watch)
         for name, side in sides.items():
             side.attack(AVERAGED, side.side.classifier, AVERAGING, seed=self.plan.seed + 100)
-            for stage, view in self._views(name).items():
+            for stage, view in {**self._straight(name), **self._distilled(name)}.items():
                 side.attack(stage, view, self.plan.adaptive, seed=self.plan.seed + 101)
-        return self._summaries(sides)
+        return self._summaries(sides, started)
 
     def full(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
         """The shard's sides after AutoAttack on the images that decide."""
-        sides = self._sides(shard, before, watch)
+        started, sides = time.perf_counter(), self._sides(shard, before, watch)
         decide = set(sides["base"].robust) ^ set(sides["candidate"].robust)
         for side in sides.values():
             side.attack(FULL, side.side.classifier, self.plan.full, seed=self.plan.seed + 102, only=decide)
-        return self._summaries(sides)
+        return self._summaries(sides, started)
 
-    def _summaries(self, sides: Mapping[str, AttackedSide]) -> dict[str, Any]:
+    def _summaries(self, sides: Mapping[str, AttackedSide], started: float) -> dict[str, Any]:
         for name, side in sides.items():
-            side.look_for_masks({stage: view for stage, view in self._views(name).items() if stage == STRAIGHT})
-        return {name: side.summary() for name, side in sides.items()}
+            side.look_for_masks(self._straight(name))
+        return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
 
     def _sides(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, AttackedSide]:
         sides = {"base": self.pair.base, "candidate": self.pair.candidate}
@@ -135,23 +137,32 @@ class Escalation:
             side.outcome = list(before[name]["outcome"])
         return made
 
-    def _views(self, name: str) -> dict[str, Classifier]:
-        """The views of a side with the gradients of its surrogates, made when they are first asked for."""
-        if name not in self._made:
-            base, candidate = self.pair.base.classifier, self.pair.candidate.classifier
-            side, opposite = (base, candidate) if name == "base" else (candidate, base)
-            straight = through_rounding(side, self.images([0]))
+    def _opposite(self, name: str) -> tuple[Classifier, Classifier]:
+        """The side of that name and the one opposite it."""
+        base, candidate = self.pair.base.classifier, self.pair.candidate.classifier
+        return (base, candidate) if name == "base" else (candidate, base)
+
+    def _straight(self, name: str) -> dict[str, Classifier]:
+        """The view of a side with gradients straight through its rounding; none where it does not round."""
+        view = through_rounding(self._opposite(name)[0], self.images([0]))
+        return {} if view is None else {STRAIGHT: view}
+
+    def _distilled(self, name: str) -> dict[str, Classifier]:
+        """The view of a side with the gradients of a distilled copy, if there is one, made when it is first needed."""
+        if name not in self._copies:
+            side, opposite = self._opposite(name)
             copied = distilled(opposite, side, self.images, self.count, threat=self.threat, seed=self.plan.seed)
-            found = {STRAIGHT: straight, DISTILLED: None if copied is None else borrow(side, copied)}
-            self._made[name] = {stage: view for stage, view in found.items() if view is not None}
-        return self._made[name]
+            self._copies[name] = {} if copied is None else {DISTILLED: borrow(side, copied)}
+        return self._copies[name]
 
 
 def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """A shard of the audit with what further attacks made of its sides."""
-    found = dict(before)
+    found = {**before, "seconds": before["seconds"] + after["seconds"]}
     for side in SIDES:
         old, new = before[side], after[side]
+        robust = {at for at, word in enumerate(new["outcome"]) if word == ROBUST}
+        stopped = {**old["early_stopped"], **new["early_stopped"]}
         found[side] = {
             **old,
             "outcome": new["outcome"],
@@ -160,6 +171,7 @@ def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
             "backwards": [a + b for a, b in zip(old["backwards"], new["backwards"], strict=True)],
             "gradients": {**old["gradients"], **new["gradients"]},
             "masked": new["masked"],  # on the images that are robust now
-            "always_early_stopped": min(old["always_early_stopped"], new["outcome"].count(ROBUST)),
+            "early_stopped": {stage: sorted(robust.intersection(at)) for stage, at in stopped.items()},
+            "always_early_stopped": 0,  # averaged gradients stop early on no image
         }
     return found

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,18 @@ from lipforge.attacks.queries import logits_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError, ModelError
-from lipforge.forge import forged, plain, smooth_backward, straight_through
+from lipforge.forge import (
+    TTA,
+    Transform,
+    forged,
+    forges,
+    head_of,
+    plain,
+    smooth_backward,
+    straight_through,
+    tta_of,
+    with_tta,
+)
 from lipforge.types import Classifier
 
 
@@ -35,10 +47,23 @@ class Pair:
     model: nn.Module | None = None
 
 
-def forged_pair(model: nn.Module) -> Pair:
-    """The plain model against the forged one, with an identity and a smooth backward pass through every mask."""
-    views = {"BPDA identity": straight_through(model), "BPDA smooth": smooth_backward(model)}
-    return _pair(plain(model), forged(model), views, views, model)
+def changed_pair(model: nn.Module) -> Pair:
+    """The plain model against the changed one. With masks the candidate gets an identity and a smooth backward pass
+    through each of them. With TTA both sides get the gradients of every transform alone, and a mean of probabilities,
+    whose gradients vanish behind a confident copy, those of the mean of logits. The base's come with every pair."""
+    base, candidate, tta = plain(model), forged(model), tta_of(model)
+    masked = any(forge.ratio > 0 for forge in forges(model).values())
+    transforms = () if tta is None else tta.transforms
+    if not forges(model) and head_of(model) is None:  # the image as it is, alone, is then the base
+        transforms = tuple(one for one in transforms if one != Transform())
+    views = {"BPDA identity": straight_through(model), "BPDA smooth": smooth_backward(model)} if masked else {}
+    own: dict[str, Classifier] = {**views} or {OWN: candidate}
+    other = {f"{one} alone": TTA((one,)) for one in transforms}
+    if tta is not None and tta.mean != "logits":
+        other["mean of logits"] = TTA(tta.transforms)
+    sources, base_sources = ({name: with_tta(side, one) for name, one in other.items()} for side in (candidate, base))
+    borrowed = {name: borrow(candidate, source) for name, source in sources.items()}
+    return _pair(base, candidate, {**own, **borrowed}, {**own, **sources}, model, base_sources)
 
 
 def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Classifier] | None = None) -> Pair:
@@ -63,11 +88,14 @@ def _pair(
     views: Mapping[str, Classifier],
     sources: Mapping[str, Classifier],
     model: nn.Module | None,
+    base_sources: Mapping[str, Classifier] = MappingProxyType({}),
 ) -> Pair:
-    """Each side also gets the gradients of the opposite one; the base has no masks: its further views are itself."""
-    own = dict.fromkeys(views, base)
+    """Each side also gets the gradients of the opposite one. The base has no masks: its further views are itself, or
+    have the gradients of `base_sources`."""
+    own = {**dict.fromkeys(views, base), **{name: borrow(base, source) for name, source in base_sources.items()}}
+    lent = {**dict.fromkeys(views, base), **base_sources}
     return Pair(
-        Side(base, {**own, TRANSFERRED: borrow(base, candidate)}, {**own, TRANSFERRED: candidate}),
+        Side(base, {**own, TRANSFERRED: borrow(base, candidate)}, {**lent, TRANSFERRED: candidate}),
         Side(candidate, {**views, TRANSFERRED: borrow(candidate, base)}, {**sources, TRANSFERRED: base}),
         model,
     )

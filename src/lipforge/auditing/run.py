@@ -13,16 +13,18 @@ from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import Craft, Given, attack_shard
 from lipforge.auditing.escalation import SIDES, Escalation, black_box, clear, doubts, merged, predicted
-from lipforge.auditing.pairs import Pair, check_steady, classes_of, forged_pair, pair_of
-from lipforge.auditing.plan import CLEAN, FULL, NON_ADAPTIVE, OWN, STRAIGHT, TRANSFERRED, Plan, audit_plan
+from lipforge.auditing.pairs import Pair, changed_pair, check_steady, classes_of, pair_of
+from lipforge.auditing.plan import CLEAN, ESCALATION, FULL, NON_ADAPTIVE, OWN, STRAIGHT, TRANSFERRED, Plan, audit_plan
+from lipforge.auditing.surrogates import with_gradient
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import joined, prepared_once, setting_of
-from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Note, SearchResult, merge_notes
+from lipforge.ranks import from_first, is_first
+from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Improvement, Note, SearchResult, merge_notes
 from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
 from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
-from lipforge.runs.identity import image_digests, model_identity
+from lipforge.runs.identity import image_digests, model_identity, threat_slug
 from lipforge.statistics import Comparison, paired
 from lipforge.types import Classifier, Threat
 
@@ -87,7 +89,9 @@ def audit(
     experiment = Experiment.open(
         data, *models, run=run, shard_size=size, identity=identity, show_progress=show_progress
     )
-    task, kept = f"audit__{_slug(threat)}", _results(run)
+    pair = _with_gradients(pair, experiment, surrogates)
+    # Read once for all ranks: a result that appears in between must not make them disagree on when to stop.
+    task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run) if is_first() else {})
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
     shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan)
@@ -111,7 +115,16 @@ def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None
         raise InputError("surrogates are for audit(base, candidate, data, threat); a forged model brings its own")
     if not isinstance(subject[0], nn.Module):
         raise InputError(f"model must be a forged nn.Module, got {type(subject[0]).__name__}")
-    return forged_pair(subject[0]), subject[1], subject[2]
+    return changed_pair(subject[0]), subject[1], subject[2]
+
+
+def _with_gradients(pair: Pair, experiment: Experiment, surrogates: Mapping[str, Classifier] | None) -> Pair:
+    """The pair, with a gradient of 0 for a side that gives none, so that every stage can run; not for forged models."""
+    if pair.model is not None:
+        return pair
+    x = experiment.read([0]).x
+    base, candidate = (with_gradient(side.classifier, x) for side in (pair.base, pair.candidate))
+    return pair_of(base, candidate, surrogates)
 
 
 def _classifiers(pair: Pair) -> dict[str, Classifier]:
@@ -152,7 +165,7 @@ def _attack(
         return decision_of(shards, plan.stages(list(pair.candidate.views)), plan, others).decided
 
     watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
-    task = experiment.task(f"audit__{_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
+    task = experiment.task(f"audit__{threat_slug(threat)}", _classifiers(pair), _config(pair, threat, plan))
     stop = enough if plan.stop_early else None
     return experiment.work(task, compute, title="audit", status=watch, enough=stop, look_every=BLOCK)
 
@@ -175,7 +188,7 @@ def _escalate(
         if not doubts(shards, measured, decision_of(shards, stages, plan, others), same=_same(shards)):
             return shards, number
         watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
-        name = f"audit-escalation-{number + 1}-{count}__{_slug(threat)}"
+        name = f"audit-escalation-{number + 1}-{count}__{threat_slug(threat)}"
         task = experiment.task(name, _classifiers(pair), _config(pair, threat, plan), positions=range(count))
 
         def compute(shard: Shard, attack: Any = attack, known: Any = shards, watch: Watch = watch) -> dict[str, Any]:
@@ -192,7 +205,7 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
     first = range(min(plan.check_images, len(experiment.data)))
     if not first:
         return None
-    name, config = f"audit-checks__{_slug(threat)}", _config(pair, threat, plan)
+    name, config = f"audit-checks__{threat_slug(threat)}", _config(pair, threat, plan)
     task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=len(first))
 
     def measure(shard: Shard) -> dict[str, Any]:
@@ -212,14 +225,16 @@ def _results(run: RunDir | None) -> dict[str, Any]:
 
 
 def _chosen_on(results: Iterable[Any], data: ImageData) -> list[bool]:
-    """Which images a search of the run has seen, to choose a ratio; empty without one."""
-    seen = {image for result in results if isinstance(result, SearchResult) for image in result.images}
+    """Which images `search` or `improve` of the run has seen, to fit or to choose a change; empty without one."""
+    choices = [result for result in results if isinstance(result, SearchResult | Improvement)]
+    seen = {image for result in choices for image in result.images}
     return [image in seen for image in image_digests(data)] if seen else []
 
 
 def _smoothing_check(pair: Pair, results: Iterable[Any]) -> Check:
     certificates = [result for result in results if isinstance(result, CertifyResult) and result.model_digest]
-    base, candidate = (digest_of(model_identity(side.classifier)) for side in (pair.base, pair.candidate))
+    sides = (getattr(side.classifier, "original", side.classifier) for side in (pair.base, pair.candidate))
+    base, candidate = (digest_of(model_identity(side)) for side in sides)
     return checks.smoothing(certificates, base, candidate)
 
 
@@ -241,10 +256,7 @@ def gather(
     decision, notes = decision_of(shards, stages, plan, others), _notes(sides, len(base))
     decision = clear(decision, doubts(shards, measured, decision, same=_same(shards)))
     decision = on_unseen(decision, sum(chosen_on[: len(base)]))
-    stopped = ""
-    if len(base) < about["planned"]:
-        of = f"after {len(base):,} of {about['planned']:,} images"
-        stopped = f"; decided {of}" if decision.decided else f"; stopped {of}, before it was in doubt: use --all-images"
+    stopped = _stopped(shards, stages, plan, others, decision, about["planned"])
     return AuditReport(
         verdict=decision.verdict,
         sentence=decision.sentence + stopped,
@@ -268,6 +280,28 @@ def gather(
         candidate_early_stopped=sum(side["always_early_stopped"] for side in sides["candidate"]),
         **about,
     )
+
+
+def _stopped(
+    shards: Sequence[Mapping[str, Any]],
+    stages: list[str],
+    plan: Plan,
+    others: Sequence[float],
+    decision: Decision,
+    planned: int,
+) -> str:
+    """What the sentence says of an audit that stopped before its last image: where, and whether going on may help."""
+    count = sum(len(shard["base"]["outcome"]) for shard in shards)
+    of, left = f"after {count:,} of {planned:,} images", planned - count
+    if not left:
+        return ""
+    if decision.verdict not in ("undecided", "unreliable"):
+        return f"; decided {of}"
+    if decision.verdict == "unreliable" or decision_of(shards, stages, plan, others).decided:
+        return f"; stopped {of}"  # more images would not change why it claims nothing
+    looked = decision_of(shards, [stage for stage in stages if stage not in ESCALATION], plan, others).verdict
+    more = f"--all-images (stop_early=False) also attacks the other {left:,}"
+    return f"; it stopped {of}, where it looked {looked}, and harder attacks then broke more; {more}"
 
 
 def decision_of(
@@ -318,12 +352,9 @@ def _rows(
     rows = []
     for last, name in enumerate([CLEAN, *stages]):
         left, right = (sum(_robust(outcome, stages[:last])) for outcome in (base, candidate))
-        counts = (
-            sum(shard[side][key].get(name, 0) for shard in shards)
-            for key in ("gradients", "early_stopped")
-            for side in SIDES
-        )
-        rows.append(AuditRow(name, left, right, (right - left) / len(base), *counts))
+        gradients = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in SIDES)
+        stopped = (sum(len(shard[side]["early_stopped"].get(name, ())) for shard in shards) for side in SIDES)
+        rows.append(AuditRow(name, left, right, (right - left) / len(base), *gradients, *stopped))
     return tuple(rows)
 
 
@@ -353,7 +384,3 @@ def _notes(sides: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> tupl
         for stage, note in joined(parts, "notes"):
             notes.setdefault((side, stage), []).append(Note(**note))
     return tuple(AuditNote(*where, note) for where, found in notes.items() for note in merge_notes(found, total))
-
-
-def _slug(threat: Threat) -> str:
-    return str(threat).replace(" ", "-").replace("/", "over")

@@ -1,7 +1,8 @@
-"""Gradients for classifiers whose own lead nowhere: straight through every rounding, and from a distilled copy."""
+"""Gradients for classifiers whose own lead nowhere or are missing: 0, straight through rounding, a distilled copy."""
 
 import copy
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,10 +22,36 @@ def _named(*names: str) -> frozenset[Any]:
 
 ROUNDING = _named("round", "floor", "ceil", "trunc", "fix", "sign", "sgn")
 CHOOSING = _named("argmax")
-RISING, FALLING = _named("gt", "ge", "__gt__", "__ge__"), _named("lt", "le", "__lt__", "__le__")
+RISING, FALLING = _named("gt", "ge"), _named("lt", "le")  # the operators arrive under these names
 TO_FLOAT = frozenset({Tensor.float, Tensor.double, Tensor.half, Tensor.to, Tensor.type_as, Tensor.type})
 
 DISTILLING_STEPS, DISTILLING_BATCH, DISTILLING_RATE = 100, 64, 1e-3
+
+
+@dataclass(frozen=True)
+class ZeroGradient:
+    """The logits of `original`, which gives no gradient with respect to its images, with a gradient of exactly 0: what
+    follows it finds nothing, and no check will say that it predicts the model."""
+
+    original: Classifier
+
+    def __call__(self, x: Tensor) -> Tensor:
+        # Detached, as what goes through NumPy or another framework takes no other images.
+        return self.original(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+
+
+def with_gradient(classifier: Classifier, image: Tensor) -> Classifier:
+    """The classifier, or the same with a gradient of 0 if it gives none at all, as `image` (1, C, H, W) shows."""
+    point = image.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        try:
+            total = classifier(point).sum()
+        except RuntimeError as error:
+            if "requires grad" not in str(error):  # torch's words for .numpy() on images that want a gradient
+                raise
+            return ZeroGradient(classifier)
+        found = torch.autograd.grad(total, point, allow_unused=True) if total.requires_grad else (None,)
+    return ZeroGradient(classifier) if found[0] is None else classifier
 
 
 class StraightThrough(TorchFunctionMode):

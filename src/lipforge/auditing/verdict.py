@@ -89,11 +89,11 @@ def among_others(decision: Decision, union: Comparison, others: Sequence[float])
 
 
 def on_unseen(decision: Decision, reused: int) -> Decision:
-    """The decision, undecided if it claims a gain of a ratio that was chosen on `reused` of the images."""
+    """The decision, undecided if it claims a gain of a change that was chosen on `reused` of the images."""
     if decision.verdict != "real" or not reused:
         return decision
     images = "1 of these images" if reused == 1 else f"{reused:,} of these images"
-    return decision.undecided(f"the ratio was chosen on {images}; audit images that the choice has not seen")
+    return decision.undecided(f"it was chosen on {images}; audit images that the choice has not seen")
 
 
 def prospects(count: int, margin: float) -> str:

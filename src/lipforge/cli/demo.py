@@ -1,6 +1,6 @@
-"""`lipforge demo`: forge the bundled robust model on real images, attack it, audit it, and write the report."""
+"""`lipforge demo`: two changes of the bundled robust model on real images, an audit of each, and the report."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,29 +16,28 @@ from lipforge.types import Threat
 if TYPE_CHECKING:
     from torch import nn
 
-    from lipforge.data import View
-    from lipforge.results import DemoResult, SearchResult
+    from lipforge.data import DataSet
+    from lipforge.results import DemoResult
 
 THREAT = Threat("linf", "8/255")
-SIGMA = 0.12
-HEADLINE = 2**-7
+RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-STEPS = 8
+STEPS = 7
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How many images each step takes, and how many noisy copies of each a certificate takes."""
+    """How many images each step takes: to calibrate, to choose a change, to attack the forged model, to judge the
+    change, and to look inside."""
 
     calibration: int = 5000
-    validation: int = 100
-    test: int = 200
-    certified: int = 10
-    draws: int = 1000
+    validation: int = 200
+    test: int = 100
+    judged: int = 200
     analysed: int = 32
 
 
-SMALL, FULL = Sizes(), Sizes(validation=1000, test=1000, certified=100, draws=10_000, analysed=128)
+SMALL, FULL = Sizes(), Sizes(validation=1000, test=1000, judged=2000, analysed=128)
 
 
 def demo(
@@ -47,11 +46,11 @@ def demo(
     ] = "cifar10-resnet",
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
-    count: Annotated[int | None, Option(help="How many test images to attack.")] = None,
-    full: Annotated[bool, Option("--full", help="Larger samples: 1,000 images instead of 200.")] = False,
+    count: Annotated[int | None, Option(help="At most how many images to attack in each step.")] = None,
+    full: Annotated[bool, Option("--full", help="Larger samples: thousands of images instead of hundreds.")] = False,
     json: options.Json = False,
 ) -> None:
-    """Forge a robust CIFAR-10 model, search its ratio, attack it, audit it, certify it, and write the report.
+    """Change a robust CIFAR-10 model in two ways, by TTA and by forging, audit both, and write the report.
 
     [bold]Example[/]: lipforge demo --full --out runs/demo-full
     """
@@ -60,54 +59,65 @@ def demo(
     sizes = FULL if full else SMALL
     classifier = lf.load_model(model, weights)
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
-    calibration, validation, test = _images(sizes, count)
-    run = options.open_run(out)
-    _say(2, f"calibrating {model} on {len(calibration):,} training images: one pass, no gradients")
-    lf.forge_(classifier, calibration, ratio=HEADLINE)
-    _say(3, f"searching the ratio on {len(validation)} more training images")
-    search = lf.choose_ratio(classifier, validation, threat=THREAT, run=run)
-    for text in search.all_notes:
-        note(f"search: {text}")
-    lf.set_ratio_(classifier, _ratio(search))
+    training, test, sizes = _images(sizes, count)
+    run, improved = options.open_run(out), lf.RunDir.open(Path(out) / "improved")
+    found, judged = _improve(classifier, model, training, test, improved, sizes)
+    _say(4, f"forging {model}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
+    lf.forge_(classifier, lf.take(training, sizes.calibration), ratio=RATIO)
     lf.save_recipe(run.path / "recipe.json", classifier)
-    result = _measure(classifier, model, search, test, run, sizes)
+    result = _forged(classifier, model, lf.take(test, sizes.test), run, sizes)
+    result = replace(result, chosen=found.chosen, reason=found.reason, improved_verdict=judged.verdict,
+                     improved_sentence=judged.sentence, judged=judged.count)  # fmt: skip
     run.write_result("demo", result)
-    _say(8, "writing the report")
-    report = lf.write_report(run.path)
+    _say(7, "writing the report")
+    report = lf.write_report(improved.path, run.path, out=run.path / "report.html")
     if not printed(json, result, report=report):
         _show(result, report)
 
 
-def _images(sizes: Sizes, count: int | None) -> "tuple[View, View, View]":
+def _images(sizes: Sizes, count: int | None) -> "tuple[DataSet, DataSet, Sizes]":
+    """Training and test images, and the sizes that these and `count` allow."""
+    training, test = (lf.load_data(f"cifar10-sample:{part}") for part in ("train", "test"))
     try:
-        parts = lf.split(lf.load_data("cifar10"), calibration=sizes.calibration, validation=sizes.validation)
+        training, test = (lf.load_data(f"cifar10:{part}") for part in ("train", "test"))
     except DataError as error:
         note(f"CIFAR-10 is not available here, so the demo uses the 1,000 real images it ships with. {error}")
-        parts = lf.split(lf.load_data("cifar10-sample"), calibration=300, validation=min(200, sizes.validation))
-    calibration, validation, test = parts
-    return calibration, validation, lf.take(test, min(count or sizes.test, len(test)))
+    wanted = {name: min(count or size, size, len(training if name == "validation" else test))
+              for name, size in vars(sizes).items() if name != "calibration"}  # fmt: skip
+    return training, test, Sizes(**wanted, calibration=min(sizes.calibration, len(training)))
 
 
-def _measure(
-    model: "nn.Module", name: str, search: "SearchResult", test: "View", run: "lf.RunDir", sizes: Sizes
-) -> "DemoResult":
-    """Attack, certify, audit and analyse the forged model; what the run directory keeps is not computed again."""
+def _improve(
+    model: "nn.Module", name: str, training: "DataSet", test: "DataSet", run: "lf.RunDir", sizes: Sizes
+) -> "tuple[lf.ImproveResult, lf.AuditReport]":
+    """A change that was chosen on training images, and the audit of it on test images; of averaging over the mirror
+    image where nothing was chosen, so that there is a subject."""
+    _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} training images?")
+    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
+    found = lf.improve(model, training, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
+    if found.recipe is not None:
+        found.recipe.save(run.path / "recipe.json")
+    changed = lf.plain(model) if found.recipe is None else found.model
+    if found.recipe is None:
+        lf.set_tta_(changed, "mirror")
+    _say(3, f"auditing that on up to {sizes.judged} test images")
+    return found, lf.audit(changed, lf.take(test, sizes.judged), THREAT, run=run, name=f"{name} with its mirror image")
+
+
+def _forged(model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir", sizes: Sizes) -> "DemoResult":
+    """Attack, audit and analyse the forged model; what the run directory keeps is not computed again."""
     from lipforge.results import DemoResult
 
     recipe, views = lf.recipe_of(model), {"base": lf.plain(model), "forged": lf.forged(model)}
-    _say(4, f"attacking {len(test)} test images, base and forged at {ratio_text(_ratio(search))}")
+    _say(5, f"attacking {len(test)} test images, base and forged at {ratio_text(RATIO)}")
     base, forged = (
         lf.evaluate(view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True)
         for label, view in views.items()
     )
     difference = lf.compare(base, forged)
     run.write_result("comparison", difference)
-    _say(5, f"certifying {min(sizes.certified, len(test))} images, {sizes.draws:,} noisy copies each")
-    for label, view in views.items():
-        lf.certify(view, test, sigma=SIGMA, n=sizes.draws, limit=sizes.certified, run=run, label=label, model_name=name)
-    _say(6, "auditing: attacks that know of the masks, and as much effort against the base")
+    _say(6, "auditing that: attacks that know of the masks, and as much effort against the base")
     found = lf.audit(model, test, THREAT, run=run, name=name)
-    _say(7, f"looking inside on {min(sizes.analysed, len(test))} images")
     _look_inside(model, forged, test, run, sizes.analysed)
     return DemoResult(
         model=name,
@@ -116,8 +126,7 @@ def _measure(
         attack=base.attack,
         sites=len(recipe.sites),
         calibrated_on=recipe.images_seen,
-        ratio=_ratio(search),
-        reason=search.reason,
+        ratio=RATIO,
         count=len(test),
         base=base.robust_accuracy,
         forged=forged.robust_accuracy,
@@ -131,14 +140,7 @@ def _measure(
     )
 
 
-def _ratio(search: "SearchResult") -> float:
-    """The chosen ratio; the paper's headline where the search would rather not forge, so that there is a subject."""
-    chosen = search.chosen or HEADLINE
-    assert isinstance(chosen, float)  # the demo searches one ratio for all sites
-    return chosen
-
-
-def _look_inside(model: "nn.Module", result: "lf.RobustResult", test: "View", run: "lf.RunDir", count: int) -> None:
+def _look_inside(model: "nn.Module", result: "lf.RobustResult", test: "DataSet", run: "lf.RunDir", count: int) -> None:
     """The analysis and the gallery, of the images that the evaluation of the forged model has kept."""
     import torch
     from safetensors.torch import load_file
@@ -171,17 +173,27 @@ def _show(result: "DemoResult", report: Path) -> None:
     rows[-1][-1] += " unreliable" if result.unreliable else ""
     title = f"{result.model}, {result.data}, n = {result.count}: % correct with 95 % intervals"
     show_table(title, ["model", ">clean", f">{result.attack} {result.threat}"], rows)
-    say(f"search: {result.reason}")
-    say(f"attack: {result.difference}")
-    say(f"audit:  {result.sentence}")
+    say(f"attack:  {result.difference}")
+    say(f"audit:   {result.sentence}")
     for check in result.failed_checks:
-        say(f"failed: {check}")
+        say(f"failed:  {check}")
     say(
         f"\nForged functions sit in front of {result.sites} layers; their thresholds come from "
         f"{result.calibrated_on:,} training images. The attack above trusts gradients; the audit also tries attacks "
-        "that get past the masks, so its verdict is the one to quote."
+        "that get past the masks, so its verdict is the one to quote.\n"
     )
-    say(f"report: {report}")
+    say(f"improve: {result.reason}")
+    say(f"audit:   {result.improved_sentence}")
+    chosen = (
+        "It was chosen on training images and judged on test images."
+        if result.chosen == "mirror"
+        else "The training images were too few to choose it; the audit judged it on test images all the same."
+    )
+    say(
+        "\nThe second change averages the logits of the image and its mirror image: no mask, no training, two forward "
+        f"passes. {chosen}"
+    )
+    say(f"report:  {report}")
 
 
 def _share(share: float, count: int) -> str:

@@ -80,10 +80,7 @@ def _share(images: "ImageData", rank: Rank) -> "ImageData":
 
 def _report(model: str, recipe: "lf.Recipe", out: str, seconds: float, json: bool) -> None:
     if json:
-        from lipforge.forge.masks import mask_to_dict
-
-        fields = {**vars(recipe), "mask": mask_to_dict(recipe.mask)}
-        print_json({"model": model, "out": out, "seconds": round(seconds, 3), **fields})
+        print_json({"model": model, "out": out, "seconds": round(seconds, 3), **recipe.to_dict()})
         return
     rows = [
         [name, site.layer, str(site.in_features), _range(site.bound, 1.0), _range(site.bound, site.ratio)]

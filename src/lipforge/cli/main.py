@@ -15,6 +15,7 @@ from lipforge.cli.certify import certify
 from lipforge.cli.demo import demo
 from lipforge.cli.evaluate import evaluate
 from lipforge.cli.forge import forge
+from lipforge.cli.improve import improve
 from lipforge.cli.output import note, notes
 from lipforge.cli.report import report
 from lipforge.cli.search import search
@@ -29,7 +30,7 @@ from lipforge.records import lipforge_version
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
 
-COMMANDS = (demo, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse)
+COMMANDS = (demo, improve, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse)
 
 RENAMED = {
     "--attack-seed": ("", "--seed"),

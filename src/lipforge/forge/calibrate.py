@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count, peek
 from lipforge.errors import CalibrationError, InputError, ModelError, SiteError
-from lipforge.forge.insert import forges, insert_, remove_, require_forges, set_ratio_
+from lipforge.forge.insert import forges, insert_, refuse_affine, remove_forges_, require_forges, set_ratio_
 from lipforge.forge.layer import Calibration, Forge
 from lipforge.forge.masks import Mask
 from lipforge.forge.recipe import Recipe, describe_source, recipe_of
@@ -58,7 +58,7 @@ def forge_(
             show_progress=show_progress,
         )
     except BaseException:
-        remove_(model)
+        remove_forges_(model)
         raise
 
 
@@ -80,6 +80,7 @@ def calibrate_(
     """
     found, inner, device = require_forges(model), unwrap(model), device_of(model)
     check_eval(inner)
+    refuse_affine(model, "calibrate_")
     trackers = {name: _tracker(name, forge, per_channel, quantile) for name, forge in found.items()}
     with _tracking(found, trackers):
         seen = _together(lambda: _run(inner, images, batch_size, trackers, show_progress), device)

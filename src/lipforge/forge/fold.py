@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError, RecipeError, SiteError
-from lipforge.forge.insert import require_forges
+from lipforge.forge.insert import refuse_affine, require_forges
 from lipforge.forge.layer import Forge
 from lipforge.forge.recipe import in_features
 from lipforge.forge.sites import unwrap
@@ -74,6 +74,7 @@ def count_zeros(
     """How often each input channel of each site is zero, by the mask or before it; the mode should be `forged`."""
     found, inner, device = require_forges(model), unwrap(model), device_of(model)
     check_eval(inner)
+    refuse_affine(model, "count_zeros")
     zeros = {name: torch.zeros(forge.channels, dtype=torch.int64, device=device) for name, forge in found.items()}
     elements = dict.fromkeys(found, 0)
 

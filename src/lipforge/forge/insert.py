@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from lipforge.batching import device_of
 from lipforge.errors import SiteError
+from lipforge.forge.head import head_of, set_head_
 from lipforge.forge.layer import Forge, Mode, check_ratio
 from lipforge.forge.masks import Mask
 from lipforge.forge.sites import Site, some, unwrap
+from lipforge.forge.tta import WithTTA, set_tta_, tta_of
 
 CHILD = "forge"
 
@@ -40,7 +42,23 @@ def insert_(
 
 
 def remove_(model: nn.Module) -> None:
-    """Take all forged functions out: the model is what it was before `insert_`, to the byte."""
+    """Take everything out that lipforge added, forged functions, TTA and a refitted head: the model is what it was
+    before, to the byte."""
+    layers = _removable(model)
+    set_tta_(model, None)
+    for layer in layers:
+        _detach(layer)
+    set_head_(model, None)
+
+
+def remove_forges_(model: nn.Module) -> None:
+    """Take the forged functions out, and leave TTA and head as they are."""
+    for layer in _removable(model):
+        _detach(layer)
+
+
+def _removable(model: nn.Module) -> list[nn.Module]:
+    """The forged layers, or an error if one cannot be what it was before."""
     layers = {name: unwrap(model).get_submodule(name) for name in forges(model)}
     for name, layer in layers.items():
         if ForgedLayer not in type(layer).__bases__:
@@ -48,8 +66,12 @@ def remove_(model: nn.Module) -> None:
                 f"site '{name}' changed its class after it was forged, to {type(layer)}; undo that before remove_ or "
                 "a plain view, and parametrize layers before forging them"
             )
-    for layer in layers.values():
-        _detach(layer)
+    return list(layers.values())
+
+
+def is_changed(model: nn.Module) -> bool:
+    """Whether lipforge added anything to the model: forged functions, TTA or a head."""
+    return bool(forges(model)) or tta_of(model) is not None or head_of(model) is not None
 
 
 def forges(model: nn.Module) -> dict[str, Forge]:
@@ -84,6 +106,12 @@ def require_forges(model: nn.Module) -> dict[str, Forge]:
     if not found:
         raise SiteError("the model has no forged functions; insert them with forge_ or insert_")
     return found
+
+
+def refuse_affine(model: nn.Module, what: str) -> None:
+    """Raise if a forged function also scales and shifts: what is measured behind it is not what its mask lets pass."""
+    if any(forge.scale is not None for forge in forges(model).values()):
+        raise SiteError(f"{what} does not work behind an affine part (a scale and shift per channel); remove_ it first")
 
 
 class ForgedLayer(nn.Module):
@@ -174,6 +202,8 @@ def _check_sites(model: nn.Module, sites: list[Site]) -> None:
             raise SiteError(f"site '{site.name}' should be a {site.layer}, but the model has a {type(layer).__name__}")
         if hasattr(layer, CHILD):
             raise SiteError(f"site '{site.name}' is forged already (or has a '{CHILD}' of its own); call remove_ first")
+        if isinstance(layer, WithTTA):
+            raise SiteError("the model is a single layer with TTA, and cannot be forged as well; wrap it in a module")
         if "forward" in vars(layer):
             raise SiteError(f"site '{site.name}' has a forward set on the object, which no class can forge; exclude it")
     names = [site.name for site in sites]

@@ -28,7 +28,8 @@ class Forge(nn.Module):
     `plain` passes x through; `track` does too, and remembers the largest |x|; `forged` applies the mask;
     `straight_through` has the same output bit for bit, but its backward pass is the identity (BPDA);
     `smooth_backward` too, with the slope of a smooth mask (`smooth_slope` of `width`) as its backward pass.
-    With ratio 0 or bound 0, the defaults, every mode is the identity.
+    With ratio 0 or bound 0, the defaults, every mode is the identity, unless `set_affine` gave it a scale and a shift
+    per channel: these follow the mask in every mode but `plain` and `track`.
 
     >>> forge = Forge(Step(), ratio=0.5)
     >>> forge.mode = "track"; _ = forge(torch.tensor([[-4.0, 1.0]])); forge.mode = "forged"
@@ -38,6 +39,8 @@ class Forge(nn.Module):
 
     bound: Tensor
     centre: Tensor | None
+    scale: Tensor | None
+    shift: Tensor | None
     _thresholds: Tensor | None
 
     def __init__(self, mask: Mask | None = None, ratio: float = 0.0, channels: int = 0, channel_dim: int = -1) -> None:
@@ -54,6 +57,8 @@ class Forge(nn.Module):
         # Not persistent: the user's checkpoint keys must not change. The recipe is the place that keeps bounds.
         self.register_buffer("bound", torch.zeros(()), persistent=False)
         self.register_buffer("centre", None, persistent=False)
+        self.register_buffer("scale", None, persistent=False)
+        self.register_buffer("shift", None, persistent=False)
         self.register_buffer("_thresholds", None, persistent=False)
         self._threshold = 0.0
         self._active = False
@@ -98,6 +103,16 @@ class Forge(nn.Module):
         self.centre = None if centre is None else centre.detach().clone()
         self._refresh()
 
+    def set_affine(self, scale: Tensor | None, shift: Tensor | None) -> None:
+        """Set what follows the mask: x * scale + shift, one of each per channel; None for neither."""
+        for name, values in (("scale", scale), ("shift", shift)):
+            if values is not None and (values.shape != (self.channels,) or not torch.isfinite(values).all()):
+                raise InputError(f"{name} must be {self.channels} finite numbers, one per channel, got {values}")
+        if (scale is None) != (shift is None):
+            raise InputError("scale and shift go together: give both, or None for both")
+        self.scale = None if scale is None else scale.detach().clone().to(self.bound)
+        self.shift = None if shift is None else shift.detach().clone().to(self.bound)
+
     def forward(self, x: Tensor) -> Tensor:
         if self._mode == "track":
             assert self.tracker is not None
@@ -105,8 +120,15 @@ class Forge(nn.Module):
                 self.tracker.calls += 1
                 self.tracker.update(x.detach())
             return x
-        if self._mode == "plain" or not self._active:
+        if self._mode == "plain":
             return x
+        masked = self._masked(x) if self._active else x
+        if self.scale is None or self.shift is None:
+            return masked
+        shape = self._shape(x)
+        return masked * self.scale.view(shape).to(x.dtype) + self.shift.view(shape).to(x.dtype)
+
+    def _masked(self, x: Tensor) -> Tensor:
         if self._mode == "forged":
             return self._forged(x)
         slope = self._slope if self._mode == "smooth_backward" else None
@@ -120,7 +142,8 @@ class Forge(nn.Module):
 
     def extra_repr(self) -> str:
         bound = f"{self.bound.item():.4g}" if self.bound.ndim == 0 else f"{len(self.bound)} channels"
-        return f"mask={self.mask}, ratio={self.ratio:g}, bound={bound}, mode={self.mode}"
+        affine = "" if self.scale is None else ", affine"
+        return f"mask={self.mask}, ratio={self.ratio:g}, bound={bound}, mode={self.mode}{affine}"
 
     def _forged(self, x: Tensor) -> Tensor:
         return self.mask(x, *self._figures(x))
@@ -136,9 +159,14 @@ class Forge(nn.Module):
         """Threshold and centre; where they are per channel, in a shape that broadcasts against x."""
         if self._thresholds is None:
             return self._threshold, None
+        shape = self._shape(x)
+        return self._thresholds.view(shape), None if self.centre is None else self.centre.view(shape)
+
+    def _shape(self, x: Tensor) -> list[int]:
+        """In which one value per channel broadcasts against x."""
         shape = [1] * x.ndim
         shape[self.channel_dim] = -1
-        return self._thresholds.view(shape), None if self.centre is None else self.centre.view(shape)
+        return shape
 
     def _refresh(self) -> None:
         """Read the bound off the device once, so that no forward pass has to."""

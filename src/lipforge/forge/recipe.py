@@ -1,30 +1,36 @@
-"""A recipe: all that forging adds to a model, as a small JSON file that can be read, compared and applied."""
+"""A recipe: all that lipforge adds to a model, as a small JSON file that can be read, compared and applied."""
 
+import base64
+import binascii
 import hashlib
+import math
 import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from lipforge.batching import ImageData, ImageSource
 from lipforge.errors import InputError, RecipeError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS
-from lipforge.forge.insert import forges, insert_, remove_, require_forges
-from lipforge.forge.layer import Calibration, check_ratio
+from lipforge.forge.head import Head, head_of, misfit, own_tensors, set_head_
+from lipforge.forge.insert import forges, insert_, is_changed, remove_, require_forges
+from lipforge.forge.layer import Calibration, Forge, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
 from lipforge.forge.sites import Site, some, unwrap
+from lipforge.forge.tta import TTA, Transform, set_tta_, tta_of
 from lipforge.records import lipforge_version, read_json, write_json
 
-FORMAT = 1
+FORMAT = 2
 FLOAT32_MAX = torch.finfo(torch.float32).max
 
 
 @dataclass(frozen=True)
 class SiteRecipe:
-    """One forged function: what it sits in front of, and its figures."""
+    """One forged function: what it sits in front of, and its figures; `scale` and `shift` are its affine part."""
 
     layer: str
     in_features: int
@@ -32,6 +38,8 @@ class SiteRecipe:
     ratio: float
     bound: float | list[float]
     centre: list[float] | None = None
+    scale: list[float] | None = None
+    shift: list[float] | None = None
 
     def __post_init__(self) -> None:
         check_ratio(self.ratio)
@@ -46,11 +54,19 @@ class SiteRecipe:
             _check_values("centre", self.centre, low=-FLOAT32_MAX)
             if not isinstance(self.bound, list) or len(self.centre) != len(self.bound):
                 raise InputError("centre must have one value per channel, as bound has")
+        for name, values in (("scale", self.scale), ("shift", self.shift)):
+            if values is not None:
+                _check_values(name, values, low=-FLOAT32_MAX)
+        if any((values is None) != (self.scale is None) for values in (self.scale, self.shift)) or (
+            self.scale is not None and not len(self.scale) == len(self.shift or ()) == self.in_features
+        ):
+            raise InputError(f"scale and shift must have one value per channel each ({self.in_features})")
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """A mask, a ratio and a bound for each site, and digests of the calibrated model's tensors: shapes and bytes."""
+    """A mask, a ratio and a bound for each site, TTA and another head, each where there is one; and digests of the
+    model's own tensors: shapes and bytes."""
 
     mask: Mask
     sites: dict[str, SiteRecipe]
@@ -59,6 +75,8 @@ class Recipe:
     statistic: str
     architecture: str
     weights: str
+    tta: TTA | None = None
+    head: Head | None = None
     lipforge: str = field(default_factory=lipforge_version)
     format: int = FORMAT
 
@@ -75,28 +93,51 @@ class Recipe:
 
     def save(self, path: str | Path) -> None:
         """Write the recipe as JSON, whole or not at all."""
-        write_json(path, {**vars(self), "mask": mask_to_dict(self.mask)})
+        write_json(path, self.to_dict())
+
+    def to_dict(self) -> dict[str, Any]:
+        """The recipe ready for JSON; a head's tensors are base64 of float32, little-endian."""
+        tta = None if self.tta is None else {"mean": self.tta.mean, "transforms": [*map(vars, self.tta.transforms)]}
+        head = None if self.head is None else {name: _encoded(value) for name, value in vars(self.head).items()}
+        return {**vars(self), "mask": mask_to_dict(self.mask), "tta": tta, "head": head}
+
+    @property
+    def parts(self) -> list[str]:
+        """What the recipe adds, in words."""
+        masks = {site.ratio for site in self.sites.values() if site.ratio}
+        affine = any(site.scale is not None for site in self.sites.values())
+        found = {"forge": masks, "affine": affine, "head": self.head is not None, f"tta {self.tta}": self.tta}
+        return [name for name, there in found.items() if there]
 
     def apply_(self, model: nn.Module, *, strict: bool = True) -> None:
-        """Forge `model` by this recipe; another architecture is refused unless `strict=False` and every site fits."""
+        """Change `model` by this recipe; another architecture is refused unless `strict=False` and every part fits."""
         self._check_fit(model, strict)
         if self.weights != weights_digest(model):
-            warnings.warn("the recipe was calibrated on other weights; calibrate_ makes new bounds", stacklevel=2)
-        before = forges(model)
-        if before:
-            raise RecipeError(f"the model is forged already ({len(before)} sites); call remove_ first")
-        places = (Site(name, "recipe", to.layer, to.in_features, (), to.channel_dim) for name, to in self.sites.items())
-        inserted = insert_(model, places, mask=self.mask)
+            again = "; calibrate_ makes new bounds" if self.sites else ""
+            warnings.warn(f"the recipe was calibrated on other weights{again}", stacklevel=2)
+        if is_changed(model):
+            raise RecipeError(f"the model is changed already ({', '.join(_parts_of(model))}); call remove_ first")
         try:
-            for name, forge in inserted.items():
-                site, device = self.sites[name], forge.bound.device
-                centre = None if site.centre is None else torch.tensor(site.centre, device=device)
-                forge.set_bound(torch.tensor(site.bound, device=device), centre)
-                forge.ratio = site.ratio
-                forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
+            if self.sites:
+                self._forge_(model)
+            set_head_(model, self.head)
+            set_tta_(model, self.tta)
         except BaseException:
             remove_(model)
             raise
+
+    def _forge_(self, model: nn.Module) -> None:
+        places = (Site(name, "recipe", to.layer, to.in_features, (), to.channel_dim) for name, to in self.sites.items())
+        for name, forge in insert_(model, places, mask=self.mask).items():
+            site, device = self.sites[name], forge.bound.device
+            centre, scale, shift = (
+                None if values is None else torch.tensor(values, device=device)
+                for values in (site.centre, site.scale, site.shift)
+            )
+            forge.set_bound(torch.tensor(site.bound, device=device), centre)
+            forge.set_affine(scale, shift)
+            forge.ratio = site.ratio
+            forge.calibration = Calibration(self.images_seen, self.data, self.statistic)
 
     def _check_fit(self, model: nn.Module, strict: bool) -> None:
         modules = dict(unwrap(model).named_modules())
@@ -109,6 +150,8 @@ class Recipe:
                 differences.append(f"'{name}' is a {type(layer).__name__}, not a {site.layer}")
             elif (features := in_features(layer)) is not None and features != site.in_features:
                 differences.append(f"'{name}' takes {features} features, not {site.in_features}")
+        if self.head is not None and (reason := misfit(model, self.head)):
+            differences.append(reason)
         if not differences and strict and self.architecture != architecture_digest(model):
             differences.append("all sites fit, but other tensors of the model differ; strict=False applies it anyway")
         if differences:
@@ -116,10 +159,10 @@ class Recipe:
 
 
 def recipe_of(model: nn.Module) -> Recipe:
-    """The recipe of a forged model with its current ratios and bounds."""
-    found = require_forges(model)
+    """The recipe of a changed model: its forged functions as they are now, TTA and head."""
+    found = forges(model) if is_changed(model) else require_forges(model)
     modules = dict(unwrap(model).named_modules())
-    first = next(iter(found.values()))
+    first = next(iter(found.values()), Forge())
     for name, forge in found.items():
         if forge.mask != first.mask or forge.calibration != first.calibration:
             raise RecipeError(
@@ -128,11 +171,18 @@ def recipe_of(model: nn.Module) -> Recipe:
             )
     sites = {}
     for name, forge in found.items():
-        centre = None if forge.centre is None else forge.centre.tolist()
+        values = (None if values is None else values.tolist() for values in (forge.centre, forge.scale, forge.shift))
         fixed = type(modules[name]).__name__, forge.channels, forge.channel_dim
-        sites[name] = SiteRecipe(*fixed, forge.ratio, forge.bound.tolist(), centre)
-    architecture, weights = architecture_digest(model), weights_digest(model)
-    return Recipe(first.mask, sites, **vars(first.calibration), architecture=architecture, weights=weights)
+        sites[name] = SiteRecipe(*fixed, forge.ratio, forge.bound.tolist(), *values)
+    return Recipe(
+        first.mask,
+        sites,
+        **vars(first.calibration),
+        architecture=architecture_digest(model),
+        weights=weights_digest(model),
+        tta=tta_of(model),
+        head=head_of(model),
+    )
 
 
 def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
@@ -149,7 +199,7 @@ def load_recipe(path: str | Path) -> Recipe:
     except InputError as error:
         raise RecipeError(str(error)) from None
     try:
-        return _from_dict(fields)
+        return recipe_from_dict(fields)
     except (InputError, KeyError, TypeError, ValueError, AttributeError) as error:
         reason = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         raise RecipeError(f"{path} is not a recipe that this version reads: {reason}") from None
@@ -182,13 +232,15 @@ def in_features(layer: nn.Module) -> int | None:
     return next((value for value in found if isinstance(value, int)), None)
 
 
-def _from_dict(fields: dict[str, Any]) -> Recipe:
+def recipe_from_dict(fields: dict[str, Any]) -> Recipe:
+    """The recipe that `Recipe.to_dict` made the fields of, every one checked."""
     if not isinstance(fields, dict):
         raise InputError("it holds no object")
-    if type(fields["format"]) is not int or fields["format"] != FORMAT:
-        raise InputError(f"its format is {fields['format']!r}, expected {FORMAT}")
-    if not isinstance(fields["sites"], dict) or not fields["sites"]:
-        raise InputError("it has no sites")
+    if type(fields["format"]) is not int or not 1 <= fields["format"] <= FORMAT:
+        raise InputError(f"its format is {fields['format']!r}, expected {FORMAT} or an earlier one")
+    tta, head = _tta_from(fields.get("tta")), _head_from(fields.get("head"))
+    if not isinstance(fields["sites"], dict) or not (fields["sites"] or tta or head):
+        raise InputError("it has no sites, and nothing else that changes a model")
     if type(fields["images_seen"]) is not int:
         raise InputError(f"images_seen must be a count, got {fields['images_seen']!r}")
     for name in ("data", "statistic", "architecture", "weights", "lipforge"):
@@ -203,7 +255,47 @@ def _from_dict(fields: dict[str, Any]) -> Recipe:
             raise InputError(f"site '{name}': {error}") from None
         if (sites[name].centre is not None) != (mask.statistic == "moments"):
             raise InputError(f"site '{name}': centre goes with the mask mean_centred and with no other")
-    return Recipe(**{**fields, "mask": mask, "sites": sites})
+    return Recipe(**{**fields, "mask": mask, "sites": sites, "tta": tta, "head": head, "format": FORMAT})
+
+
+def _tta_from(fields: Any) -> TTA | None:
+    if fields is None:
+        return None
+    return TTA(tuple(Transform(**transform) for transform in fields["transforms"]), fields["mean"])
+
+
+def _head_from(fields: Any) -> Head | None:
+    if fields is None:
+        return None
+    if not isinstance(fields["layer"], str):
+        raise InputError(f"the head's layer must be a name, got {fields['layer']!r}")
+    bias = None if fields["bias"] is None else _decoded(fields["bias"])
+    return Head(fields["layer"], _decoded(fields["weight"]), bias)
+
+
+def _encoded(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    raw = value.detach().cpu().float().contiguous().numpy().astype("<f4").tobytes()
+    return {"shape": list(value.shape), "float32": base64.b64encode(raw).decode()}
+
+
+def _decoded(fields: Any) -> Tensor:
+    shape = fields["shape"]
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise InputError(f"a tensor's shape must be counts, got {shape!r}")
+    try:
+        raw = base64.b64decode(fields["float32"], validate=True)
+    except (binascii.Error, TypeError, ValueError):
+        raise InputError("a tensor must be base64 of float32 numbers") from None
+    if len(raw) != 4 * math.prod(shape):
+        raise InputError(f"a tensor of {shape} has {math.prod(shape)} numbers, but {len(raw)} bytes are there")
+    return torch.from_numpy(np.frombuffer(raw, "<f4").astype("f4")).view(shape)
+
+
+def _parts_of(model: nn.Module) -> list[str]:
+    found = {f"{len(forges(model))} forged sites": forges(model), "TTA": tta_of(model), "a head": head_of(model)}
+    return [name for name, there in found.items() if there]
 
 
 def _check_values(name: str, values: Any, low: float) -> None:
@@ -215,5 +307,5 @@ def _check_values(name: str, values: Any, low: float) -> None:
 
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
-    state = unwrap(model).state_dict()
+    state = {**unwrap(model).state_dict(), **own_tensors(model)}
     return [(name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor)]

@@ -1,4 +1,4 @@
-"""Classifiers over one set of weights: the same model plain, forged, or forged with another backward pass.
+"""Classifiers over one set of weights: the same model plain, changed, or changed with another backward pass.
 
 A view is a copy of the module tree that shares the memory of every tensor and has its mode fixed, so views may be
 interleaved, compiled and called from threads. Its parameters are its own objects: gradients, `requires_grad_` and
@@ -13,25 +13,36 @@ from torch import Tensor, nn
 
 from lipforge.batching import check_eval
 from lipforge.errors import InputError, ModelError
-from lipforge.forge.insert import forges, remove_, require_forges, set_mode_
+from lipforge.forge.insert import forges, is_changed, remove_, require_forges
 from lipforge.forge.layer import Mode
 from lipforge.forge.sites import unwrap
+from lipforge.forge.tta import TTA, set_tta_
 
 
 def plain(model: nn.Module) -> nn.Module:
-    """The classifier without forged functions, as it was before `insert_`."""
+    """The classifier without all that lipforge added, as it was before."""
     view = _shared_copy(model)
     remove_(view)
     return view
 
 
 def forged(model: nn.Module) -> nn.Module:
-    """The classifier with its forged functions at work."""
+    """The classifier with all that lipforge added at work: forged functions, affine, head and TTA."""
+    if not is_changed(model):
+        require_forges(model)
     return _view(model, "forged")
+
+
+def with_tta(model: nn.Module, tta: TTA | None) -> nn.Module:
+    """The classifier with other transforms, or none; its other changes as they are."""
+    view = _shared_copy(model)
+    set_tta_(view, tta)
+    return view
 
 
 def straight_through(model: nn.Module) -> nn.Module:
     """The forged classifier, logits equal bit for bit, whose backward pass ignores the masks (BPDA)."""
+    require_forges(model)
     return _view(model, "straight_through")
 
 
@@ -39,6 +50,7 @@ def smooth_backward(model: nn.Module, *, width: float = 0.5) -> nn.Module:
     """The forged classifier, logits equal bit for bit, whose backward pass is `smooth_slope` of that width (BPDA)."""
     if not (math.isfinite(width) and width > 0):
         raise InputError(f"width must be above 0 (a share of the threshold), got {width}")
+    require_forges(model)
     view = _view(model, "smooth_backward")
     for forge in forges(view).values():
         forge.width = width
@@ -46,9 +58,9 @@ def smooth_backward(model: nn.Module, *, width: float = 0.5) -> nn.Module:
 
 
 def _view(model: nn.Module, mode: Mode) -> nn.Module:
-    require_forges(model)
     view = _shared_copy(model)
-    set_mode_(view, mode)
+    for forge in forges(view).values():
+        forge.mode = mode
     return view
 
 

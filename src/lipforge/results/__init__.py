@@ -35,6 +35,7 @@ from lipforge.results.evaluation import (
     merge_notes,
     numbered,
 )
+from lipforge.results.improve import CandidateScore, Improvement
 from lipforge.results.search import RatioScore, SearchResult, Setting
 from lipforge.statistics import Comparison
 
@@ -48,7 +49,7 @@ OLDER = (
 RESULTS: dict[str, type[Any]] = {
     result.kind: result
     for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, DemoResult, Estimate,
-                   Gallery, RobustResult, SearchResult, SweepResult, TransferResult)
+                   Gallery, Improvement, RobustResult, SearchResult, SweepResult, TransferResult)
 }  # fmt: skip
 
 

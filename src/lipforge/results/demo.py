@@ -10,7 +10,8 @@ from lipforge.statistics import Comparison
 @dataclass(frozen=True)
 class DemoResult:
     """The summary of a demo; the rest is in the results beside it. It is `unreliable` if the evaluation of the forged
-    model is."""
+    model is. `chosen` and `reason` are those of `improve`, and `improved_*` is the audit of its choice on `judged`
+    images."""
 
     kind: ClassVar[str] = "demo"
     model: str
@@ -20,7 +21,6 @@ class DemoResult:
     sites: int
     calibrated_on: int
     ratio: float
-    reason: str
     count: int
     clean_base: float
     clean_forged: float
@@ -31,6 +31,11 @@ class DemoResult:
     sentence: str
     failed_checks: tuple[str, ...]
     unreliable: bool = False
+    chosen: str = ""
+    reason: str = ""
+    improved_verdict: Verdict = "undecided"
+    improved_sentence: str = ""
+    judged: int = 0
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,20 @@ robust ones: a point or more may be missing, and one odd image among the robust 
 UNRELIABLE_EXIT = 4  # the exit code of a command whose result is unreliable
 
 
+class PerOutcome:
+    """What follows from the outcome of each image."""
+
+    outcome: tuple[str, ...]
+
+    @property
+    def robust(self) -> list[bool]:
+        return [word == ROBUST for word in self.outcome]
+
+    @property
+    def robust_count(self) -> int:
+        return self.outcome.count(ROBUST)
+
+
 @dataclass(frozen=True)
 class Note:
     """A reason not to trust a number: its kind, the images it is about out of how many, and what to say of them.
@@ -134,7 +148,7 @@ class CleanResult:
 
 
 @dataclass(frozen=True)
-class RobustResult:
+class RobustResult(PerOutcome):
     """How a classifier fared against one attack.
 
     `outcome` has for each image "robust", "misclassified" (before any attack) or the attack that broke it. Accuracies
@@ -170,10 +184,6 @@ class RobustResult:
     unreliable: bool = False
 
     @property
-    def robust(self) -> list[bool]:
-        return [word == ROBUST for word in self.outcome]
-
-    @property
     def attack_text(self) -> str:
         """The attack, marked if what it found is unreliable."""
         return self.attack + (" (unreliable)" if self.unreliable else "")
@@ -190,7 +200,7 @@ class RobustResult:
 
 
 @dataclass(frozen=True)
-class SweepRow:
+class SweepRow(PerOutcome):
     """One classifier against one attack at one eps, with fields as in `RobustResult`; `carried` of the broken images
     were broken at a smaller eps already and not attacked again."""
 
@@ -209,10 +219,6 @@ class SweepRow:
     seconds: float
     outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
-
-    @property
-    def robust(self) -> list[bool]:
-        return [word == ROBUST for word in self.outcome]
 
 
 @dataclass(frozen=True)
@@ -244,7 +250,7 @@ class SweepResult:
 
 
 @dataclass(frozen=True)
-class TransferResult:
+class TransferResult(PerOutcome):
     """How a target fared against images crafted on a source, with 95 % intervals.
 
     `source_robust_accuracy` is the source's own accuracy under the attack and the refinement, `robust_accuracy` the
@@ -279,10 +285,6 @@ class TransferResult:
     source_outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
     name: str = ""  # of this result, and of its shards, in a run directory
-
-    @property
-    def robust(self) -> list[bool]:
-        return [word == ROBUST for word in self.outcome]
 
     def __str__(self) -> str:
         return (

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lipforge.records import Share
-from lipforge.results.evaluation import ROBUST, Note
+from lipforge.results.evaluation import Note, PerOutcome
 from lipforge.statistics import Comparison, clopper_pearson
 from lipforge.types import Norm
 
@@ -16,7 +16,7 @@ Status = Literal["base", "attacked", "stopped", "not attacked"]
 
 
 @dataclass(frozen=True)
-class RatioScore:
+class RatioScore(PerOutcome):
     """How one ratio did; what was not measured is None.
 
     `status` is "base" (ratio 0), "attacked", "stopped" (significantly worse after `count` images) or "not attacked"
@@ -47,14 +47,6 @@ class RatioScore:
     seconds: float = 0.0
     outcome: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
-
-    @property
-    def robust(self) -> list[bool]:
-        return [word == ROBUST for word in self.outcome]
-
-    @property
-    def robust_count(self) -> int:
-        return self.outcome.count(ROBUST)
 
     @property
     def unsure(self) -> int:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lipforge.batching import BATCH_SIZE, ImageData
 from lipforge.errors import InputError
 from lipforge.records import lipforge_version
-from lipforge.types import Classifier
+from lipforge.types import Classifier, Threat
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 SAMPLED = 16  # images of a data set that its identity looks at
@@ -46,8 +46,11 @@ def model_identity(classifier: Classifier) -> dict[str, Any]:
     for name, tensor in sorted(tensors, key=lambda named: named[0]):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor_bytes(tensor))
+    # A class that averages over transforms has the name of the model's own, and not every model prints it.
+    tta = getattr(type(classifier), "lipforge_tta", None)
     return {
         "class": type(classifier).__name__,
+        **({} if tta is None else {"tta": repr(tta)}),
         "tensors": digest.hexdigest(),
         "printed": hashlib.sha256(ADDRESS.sub("", repr(classifier)).encode()).hexdigest(),
         "settings": hashlib.sha256(repr(list(_settings(classifier))).encode()).hexdigest(),
@@ -104,6 +107,11 @@ def slug(text: str) -> str:
     if len(plain) <= 60 and re.fullmatch(r"[A-Za-z0-9._=+:, -]+", text):
         return plain
     return f"{plain[:50]}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def threat_slug(threat: Threat) -> str:
+    """A threat as part of a file name, such as linf-8over255."""
+    return str(threat).replace(" ", "-").replace("/", "over")
 
 
 def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from lipforge.errors import RunError
 from lipforge.progress import progress
-from lipforge.ranks import Store, by_torchrun, joined, open_store
+from lipforge.ranks import Store, by_torchrun, from_first, joined, open_store
 from lipforge.records import to_builtins
 from lipforge.runs.tasks import Compute, Task
 
@@ -161,8 +161,7 @@ def _store() -> Iterator[Store | None]:
     if "MASTER_ADDR" not in os.environ or "MASTER_PORT" not in os.environ:
         raise RunError("MASTER_ADDR and MASTER_PORT must say where the ranks meet; start them with torchrun")
     # A fresh name: the store outlives this piece of work and even the ranks, which torchrun may restart.
-    name = [f"lipforge-{secrets.token_hex(8)}"]
-    dist.broadcast_object_list(name)
-    yield dist.PrefixStore(name[0], open_store(join=True))  # type: ignore[arg-type]  # no stubs
+    name = from_first(f"lipforge-{secrets.token_hex(8)}")
+    yield dist.PrefixStore(name, open_store(join=True))  # type: ignore[arg-type]  # no stubs
     # The store may live in the first rank, which must not go before the others have read everything.
     dist.barrier()

@@ -7,9 +7,11 @@ from lipforge.reports.read import Run
 from lipforge.reports.sections.audit import evidence, verdict
 from lipforge.reports.sections.curves import certified, sweeps, tradeoff
 from lipforge.reports.sections.evaluations import accuracy, cost, waterfall
+from lipforge.reports.sections.improve import improvements
 from lipforge.reports.sections.model import layers, pictures
 from lipforge.reports.sections.overview import about, compare_runs, provenance
 
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
-    verdict, accuracy, tradeoff, sweeps, waterfall, evidence, layers, certified, pictures, cost, provenance,
+    verdict, accuracy, improvements, tradeoff, sweeps, waterfall, evidence, layers, certified, pictures, cost,
+    provenance,
 )  # fmt: skip

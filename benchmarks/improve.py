@@ -1,0 +1,99 @@
+"""What `improve` chooses on training images and what the audit says of it on test images, as in docs/improve.md.
+
+    python benchmarks/improve.py --weights-dir DIR [--models cifar10-resnet,cnn_a_adv4] [--images 2000] [--runs DIR]
+
+Parts are fitted on 5,000 training images of CIFAR-10 and chosen on 1,000 others; the audit uses test images from
+--first on. Each model has a run directory of its own under --runs: interrupted runs resume. The last line is JSON.
+"""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from peers import eps_of, load_any
+
+import lipforge as lf
+from lipforge.data.subsets import view
+from lipforge.runs.identity import slug
+from lipforge.text import points_text
+
+RUNS = Path(__file__).parent / "results" / "improve"
+MODELS = (
+    "cnn_a_adv4", "resnet2b_eps2", "cifar10-vit", "cifar10-resnet", "pni_resnet20_adv_v0", "pni_resnet20_adv_v1"
+)  # fmt: skip
+EPS = {"cnn_a_adv4": "2/255"}  # the radius at which its authors verify it
+COLUMNS = ("model, eps", "base clean / robust", "chosen", "passes", "clean", "robust", "gained, lost", "n", "verdict")
+
+
+def main() -> None:
+    options = parse_options()
+    torch.set_num_threads(options.threads)
+    train, test = lf.load_data("cifar10:train"), lf.load_data("cifar10:test")
+    images = range(options.first, options.first + options.images)
+    judged = view(test, list(images), name=f"cifar10:test/{images.start} to {images.stop - 1}")
+    rows = []
+    for name in options.models.split(","):
+        model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
+        with lf.RunDir.open(options.runs / name) as run:
+            found = lf.improve(
+                model, train, threat, calibrate=options.calibrate, validate=options.validate,
+                max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
+            )  # fmt: skip
+            print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
+        if found.recipe is None:
+            continue
+        plan = lf.audit_plan(classes=10, stop_early=not options.all_images)
+        with lf.RunDir.open(options.runs / f"{name}-{slug(found.chosen)}") as run:  # another choice is another audit
+            report = lf.audit(found.model, judged, threat, run=run, plan=plan, name=f"{name}, {found.chosen}")
+        print(f"{report}\n({report.seconds:.0f} s)", flush=True)
+        rows.append(row(name, found, report))
+    print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
+    print("\n".join(row["text"] for row in rows))
+    print(json.dumps(rows))
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", default=",".join(MODELS), help="names, separated by commas")
+    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of the models that are not bundled")
+    parser.add_argument("--calibrate", type=int, default=5000)
+    parser.add_argument("--validate", type=int, default=1000)
+    parser.add_argument("--max-cost", type=int, default=6)
+    parser.add_argument("--parts", default="tta,head,forge")
+    parser.add_argument("--images", type=int, default=2000, help="test images for the audit")
+    parser.add_argument("--first", type=int, default=2000, help="the position of the first of them")
+    parser.add_argument("--all-images", action="store_true", help="audit all of them, though fewer decide")
+    parser.add_argument("--runs", type=Path, default=RUNS)
+    parser.add_argument("--threads", type=int, default=2)
+    return parser.parse_args()
+
+
+def line(score: Any) -> str:
+    """One candidate on the validation images."""
+    change = score.robust_change
+    gain = "" if change is None else f", {points_text(change.difference, change.interval)}, p = {score.p_value:.2g}"
+    accuracies = f"clean {100 * score.clean_accuracy:.1f}, robust {100 * score.robust_accuracy:.1f}"
+    spent = f"{score.cost} passes, fitted in {score.preparation:.0f} s, attacked in {score.seconds:.0f} s"
+    return f"  {score.label}: {accuracies}{gain}; {spent}; {score.status}, n = {score.count}"
+
+
+def row(name: str, found: lf.ImproveResult, report: lf.AuditReport) -> dict[str, Any]:
+    clean, union = report.clean, report.union
+    cells = (
+        f"{name}, {found.threat.split()[1]}",
+        f"{100 * clean.base_accuracy:.1f} / {100 * union.base_accuracy:.1f}",
+        found.chosen,
+        str(found.best.cost),
+        points_text(clean.difference, clean.interval),
+        points_text(union.difference, union.interval),
+        f"{union.gained}, {union.lost}",
+        f"{report.count:,}",
+        f"`{report.verdict}`" + (f", {len(report.failed_checks)} failed checks" if report.failed_checks else ""),
+    )
+    return {"model": name, "verdict": report.verdict, "text": f"| {' | '.join(cells)} |"}
+
+
+if __name__ == "__main__":
+    main()

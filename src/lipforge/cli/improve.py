@@ -1,0 +1,117 @@
+"""`lipforge improve`: find a post-hoc change with a significant gain in robust accuracy."""
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+import lipforge as lf
+from lipforge.cli import options
+from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.text import points_text, share_text
+from lipforge.types import parse_number
+
+if TYPE_CHECKING:
+    from lipforge.results import CandidateScore
+
+
+@options.command(data="cifar10:train", limit=None)
+def improve(
+    models: options.ModelOptions,
+    data: options.DataOptions,
+    threats: options.ThreatOptions,
+    keep: options.RunOptions,
+    calibrate: Annotated[int, Option(help="Images that parts are fitted on.")] = 5000,
+    validate: Annotated[int, Option(help="Other images, on which the choice is made.")] = 1000,
+    max_cost: Annotated[int, Option(help="Forward passes per image that the changed model may take.")] = 6,
+    parts: Annotated[
+        str,
+        Option(
+            help="What to try: tta (test-time augmentation), head (last layer refitted), affine (scale and shift per "
+            "channel; slow to fit), forge."
+        ),
+    ] = "tta,head,forge",
+    tta: Annotated[
+        list[str] | None,
+        Option(
+            help='Transforms to try: mirror, shifts, diagonals, "mirror x shifts", "mirror x diagonals"; repeatable.'
+        ),
+    ] = None,
+    min_clean: Annotated[float | None, Option(help="The lowest clean accuracy allowed, in percent.")] = None,
+    ratio: Annotated[str, Option(help="The ratio of forged functions.")] = "2^-7",
+    out: Annotated[str | None, Option(help="Write the recipe of the choice here.")] = None,
+    shard_size: options.ShardSize = 100,
+    json: options.Json = False,
+) -> None:
+    """Try cheap changes of a trained model on validation images; keep one if its robust gain is significant.
+
+    Use training images; `lipforge audit` with the recipe then judges the choice on test images.
+
+    [bold]Examples[/]
+
+    lipforge improve cifar10-resnet --eps 8/255 --run runs/improve --out better.json
+
+    lipforge improve cifar10-resnet --eps 8/255 --max-cost 2 --parts tta,head --min-clean 68
+
+    lipforge audit cifar10-resnet --recipe better.json --data cifar10:test --eps 8/255
+    """
+    from lipforge.runs.identity import threat_slug
+
+    if out is not None:
+        options.check_out(out)
+    threat = threats.threat
+    with options.session(models, data) as (rank, images, model, _):
+        found = lf.improve(
+            model,
+            images,
+            threat,
+            calibrate=calibrate,
+            validate=validate,
+            max_cost=max_cost,
+            parts=[part.strip() for part in parts.split(",")],
+            tta=tta,
+            min_clean=None if min_clean is None else min_clean / 100,
+            ratio=parse_number(ratio, name="ratio"),
+            name=models.model,
+            shard_size=shard_size,
+            **keep.settings(),
+        )
+        if not rank.is_first:
+            return
+        if out is not None and found.recipe is not None:
+            found.recipe.save(out)
+    written = [*([out] if out and found.recipe else []), *keep.paths(f"improve__{threat_slug(threat)}")]
+    words = [models.model, *(["--weights", models.weights] if models.weights else []), "--recipe", out or "RECIPE"]
+    words += ["--norm", threat.norm, "--eps", str(threat).split()[1], *(["--run", keep.run] if keep.run else [])]
+    _report(models.model, found, written, out, shlex.join(map(str, words)), json)
+
+
+def _report(model: str, found: "lf.ImproveResult", written: list[str], out: str | None, audit: str, json: bool) -> None:
+    if printed(json, found.record, recipe=found.recipe and found.recipe.to_dict()):
+        return
+    about = f"{found.attack} {found.threat}, past masks, through the base's gradients; {found.data}"
+    columns = ["candidate", ">passes", ">fitting", ">clean", ">robust", "robust change", "clean change", ">p"]
+    show_table(f"{model}: {about}, n = {found.count}, seed {found.seed}", columns, map(_row, found.candidates))
+    say(found.reason)
+    for text in found.notes:
+        note(text)
+    say_wrote(written)
+    if found.recipe is None:
+        if out is not None:
+            older = "; the file that is there is of an earlier run" if Path(out).exists() else ""
+            note(f"{out} was not written: there is nothing to apply{older}")
+        return
+    say(f"next, with --data for test images: lipforge audit {audit}")
+
+
+def _row(score: "CandidateScore") -> list[str]:
+    robust = f"{share_text(score.robust_accuracy, score.interval)} {score.robust_count}/{score.count}"
+    shown = [score.label, str(score.cost), f"{score.preparation:.0f} s" if score.preparation else ""]
+    shown += [share_text(score.clean_accuracy, score.clean_interval), robust]
+    if score.robust_change is None or score.clean_change is None:
+        return [*shown, "", "", ""]
+    change, clean = score.robust_change, score.clean_change
+    stopped = f", clearly worse after {score.count}" if score.status == "stopped" else ""
+    counted = f"{points_text(change.difference, change.interval)} +{change.gained} -{change.lost}{stopped}"
+    return [*shown, counted, points_text(clean.difference, clean.interval), f"{score.p_value:.2g}"]

@@ -1,0 +1,186 @@
+"""Test-time augmentation (TTA): the mean over transformed copies of each image, a change of the whole model.
+
+As a forged layer does, the model gets a class of its own that comes before its class: keys do not change, `isinstance`
+holds, deepcopy and pickle work, and compiled code, which guards classes, never serves a model with other transforms.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, cast, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from lipforge.errors import InputError, ModelError, SiteError
+from lipforge.forge.sites import unwrap
+
+Mean = Literal["logits", "probabilities"]
+
+SHIFTS = {
+    "shifts": ((0, 0), (1, 0), (-1, 0), (0, 1), (0, -1)),
+    "diagonals": ((0, 0), (1, 1), (-1, -1)),
+}
+
+NAMES = ("mirror", "diagonals", "shifts", "mirror x diagonals", "mirror x shifts")
+"""The sets of transforms that have a name, from cheap to expensive."""
+
+
+@dataclass(frozen=True)
+class Transform:
+    """A copy of an image: mirrored left to right or not, then moved down and right by some pixels, the edges reflected.
+
+    >>> print(Transform(mirror=True, down=1), "|", Transform())
+    mirror, shift +1 +0 | identity
+    """
+
+    mirror: bool = False
+    down: int = 0
+    right: int = 0
+
+    def __post_init__(self) -> None:
+        if type(self.mirror) is not bool or type(self.down) is not int or type(self.right) is not int:
+            raise InputError(f"a transform has mirror true or false and whole pixels, got {vars(self)}")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The transformed images (N, C, H, W)."""
+        if self.mirror:
+            x = x.flip(-1)
+        up, left, height, width = abs(self.down), abs(self.right), x.shape[-2], x.shape[-1]
+        if not up and not left:
+            return x
+        if up >= height or left >= width:
+            raise InputError(f"a shift must be smaller than the image ({height} x {width}), got {self}")
+        padded = functional.pad(x, (left, left, up, up), mode="reflect")
+        return padded[..., up - self.down :, left - self.right :][..., :height, :width]
+
+    def __str__(self) -> str:
+        moved = f"shift {self.down:+d} {self.right:+d}" if self.down or self.right else ""
+        return ", ".join(filter(None, ("mirror" if self.mirror else "", moved))) or "identity"
+
+
+@dataclass(frozen=True)
+class TTA:
+    """The transforms to average over, and what is averaged: logits, or probabilities (the output is then their log).
+
+    All copies of the images go through the network as one batch.
+
+    >>> TTA.parse("mirror x diagonals").cost, TTA.parse("mirror") == TTA((Transform(), Transform(mirror=True)))
+    (6, True)
+    """
+
+    transforms: tuple[Transform, ...]
+    mean: Mean = "logits"
+
+    def __post_init__(self) -> None:
+        known = isinstance(self.transforms, tuple) and all(isinstance(one, Transform) for one in self.transforms)
+        if not known or not self.transforms:
+            raise InputError(f"transforms must be a tuple of Transform objects, at least one, got {self.transforms!r}")
+        if len(set(self.transforms)) < len(self.transforms):
+            raise InputError(f"transforms must differ from each other, got {', '.join(map(str, self.transforms))}")
+        if self.mean not in get_args(Mean):
+            raise InputError(f"mean must be one of {', '.join(get_args(Mean))}, got {self.mean!r}")
+
+    @staticmethod
+    def parse(text: str) -> "TTA":
+        """The TTA of a text: "mirror", "shifts" (4 neighbours), "diagonals" (2), or mirror with one of these, " x "."""
+        name = " ".join(text.split()) if isinstance(text, str) else text
+        if name not in NAMES:
+            raise InputError(f"tta must be one of {', '.join(NAMES)}, got {text!r}")
+        flips = (False, True) if name.startswith("mirror") else (False,)
+        shifts = SHIFTS.get(name.removeprefix("mirror x "), ((0, 0),))
+        return TTA(tuple(Transform(flip, *shift) for shift in shifts for flip in flips))
+
+    @property
+    def cost(self) -> int:
+        """Forward passes per image."""
+        return len(self.transforms)
+
+    def transformed(self, x: Tensor) -> Tensor:
+        """Images (N, C, H, W) to all their copies (cost * N, C, H, W), one transform after the other."""
+        return torch.cat([transform(x) for transform in self.transforms])
+
+    def averaged(self, logits: Tensor) -> Tensor:
+        """Logits (cost * N, K) of all copies to those of the images (N, K)."""
+        each = torch.unflatten(logits, 0, (self.cost, -1))
+        if self.mean == "logits":
+            return each.mean(0)
+        return each.log_softmax(-1).logsumexp(0) - math.log(self.cost)
+
+    def __str__(self) -> str:
+        known = {TTA.parse(name): name for name in NAMES}
+        means = "" if self.mean == "logits" else f", mean of {self.mean}"
+        same = TTA(self.transforms)
+        return (known.get(same) or f"{self.cost} transforms ({'; '.join(map(str, self.transforms))})") + means
+
+
+def set_tta_(model: nn.Module, tta: TTA | str | None) -> None:
+    """Make `model` answer with the mean over transformed copies of each image; None takes that out again."""
+    inner = unwrap(model)
+    if tta is not None and not isinstance(tta, TTA):
+        tta = TTA.parse(tta)
+    if tta is not None:
+        _check_root(inner)
+    if isinstance(inner, WithTTA):
+        if WithTTA not in type(inner).__bases__:
+            raise SiteError(f"the model changed its class after it got TTA, to {type(inner)}; undo that first")
+        inner.__class__ = vars(inner).pop("class_without_tta")
+    if tta is not None:
+        _with_tta_class(inner, tta)
+
+
+def tta_of(model: nn.Module) -> TTA | None:
+    """What `set_tta_` gave the model, or None."""
+    inner = unwrap(model)
+    return inner.lipforge_tta if isinstance(inner, WithTTA) else None
+
+
+def _check_root(model: nn.Module) -> None:
+    if isinstance(model, torch.jit.ScriptModule):
+        raise ModelError("a scripted model cannot be changed; apply TTA before torch.jit.script or trace")
+    if isinstance(model, torch.fx.GraphModule):
+        raise ModelError("a torch.fx graph makes a class of its own when it is copied; wrap it in a module for TTA")
+    if "forward" in vars(model) or "unforged_class" in vars(model):
+        raise SiteError("the model is a single forged layer, or has a forward set on the object; wrap it in a module")
+
+
+class WithTTA(nn.Module):
+    """The part of a model's class that comes before its own: transformed copies in, their mean out."""
+
+    lipforge_tta: TTA  # not `tta`, which a model may well have as an attribute of its own
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        logits = super().forward(self.lipforge_tta.transformed(x), *args, **kwargs)
+        if not isinstance(logits, Tensor) or logits.ndim != 2:
+            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
+            raise ModelError(f"TTA needs a model that returns logits (N, K), got {found}; wrap it in one that does")
+        return self.lipforge_tta.averaged(logits)
+
+    def extra_repr(self) -> str:
+        own = super().extra_repr()
+        return f"tta={self.lipforge_tta}" + (f", {own}" if own else "")
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """As the model is pickled, and then given TTA again: nothing can import a class that was made here."""
+        make, args, *state = cast(tuple[Any, ...], super().__reduce_ex__(protocol))
+        parts = (vars(self)["class_without_tta"] if part is type(self) else part for part in (make, *args))
+        return _with_tta_again, (self.lipforge_tta, *parts), *state
+
+
+def _with_tta_again(tta: TTA, make: Any, *args: Any) -> nn.Module:
+    model: nn.Module = make(*args)
+    return _with_tta_class(model, tta)
+
+
+def _with_tta_class(model: nn.Module, tta: TTA) -> nn.Module:
+    # In its __dict__ too, because compiled code may check classes only when a dict has changed.
+    vars(model)["class_without_tta"] = type(model)
+    model.__class__ = _tta_class(type(model), tta)  # type: ignore[arg-type]  # mypy takes no class as hashable
+    return model
+
+
+@cache
+def _tta_class(kind: type[nn.Module], tta: TTA) -> type[nn.Module]:
+    """It has the kind's name, by which recipes and other libraries know a model."""
+    return type(kind.__name__, (WithTTA, kind), {"lipforge_tta": tta})

@@ -1,0 +1,78 @@
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lipforge.forge import load_recipe
+from lipforge.results import from_record
+from tests.improvement import lopsided
+from tests.improvement.lopsided import Lopsided, symmetric
+
+SMALL = ("--eps", "4/255", "--calibrate", 110, "--validate", 120, "--max-cost", 2, "--parts", "tta")
+
+
+@pytest.fixture
+def data(tmp_path):
+    x, y = symmetric(240)
+    np.savez(tmp_path / "images.npz", images=x.numpy(), labels=y.numpy())
+    return f"npz:{tmp_path / 'images.npz'}"
+
+
+@pytest.fixture
+def improved(run, data, tmp_path):
+    """The command on the classifier whose gain is known."""
+
+    def improve(*more):
+        spec = f"{Path(lopsided.__file__)}:Lopsided"
+        return run("improve", spec, "--data", data, *SMALL, *more)
+
+    return improve
+
+
+def test_the_table_the_reason_the_recipe_and_the_next_command_are_there(improved, tmp_path):
+    ended = improved("--run", tmp_path / "run", "--out", tmp_path / "better.json")
+    assert ended.code == 0, ended.err
+    assert "mirror: +" in ended.out
+    assert "2 forward passes per image" in ended.out
+    assert f"wrote {tmp_path / 'better.json'}" in ended.out
+    assert f"wrote {tmp_path / 'run' / 'results' / 'improve__linf-4over255.json'}" in ended.out
+    assert "next, with --data for test images: lipforge audit" in ended.out
+    assert f"--recipe {tmp_path / 'better.json'} --norm linf --eps 4/255 --run {tmp_path / 'run'}" in ended.out
+    model, (x, _) = Lopsided(), symmetric(8)
+    load_recipe(tmp_path / "better.json").apply_(model)
+    assert torch.allclose(model(x + 0.01), (Lopsided()(x + 0.01) + Lopsided()((x + 0.01).flip(-1))) / 2, atol=1e-5)
+
+
+def test_the_json_is_the_result_with_the_recipe(improved):
+    ended = improved("--json")
+    values = json.loads(ended.out)
+    assert values["recipe"]["tta"]["transforms"][1]["mirror"] is True
+    recipe = values.pop("recipe")
+    assert from_record(values, "stdout").chosen == "mirror"
+    assert recipe["format"] == 2
+
+
+def test_nothing_writes_no_recipe_and_says_so(improved, tmp_path):
+    ended = improved("--tta", "diagonals", "--max-cost", 3, "--out", tmp_path / "better.json")
+    assert ended.code == 0, ended.err
+    assert "nothing: " in ended.out
+    assert "was not written: there is nothing to apply" in ended.err
+    assert not (tmp_path / "better.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--parts", "tta,hat"), "parts must be of tta, head, affine, forge, got 'hat'"),
+        (("--validate", 1000), "too few for 1000"),
+        (("--tta", "mirror x shifts"), "above max_cost 2"),
+        (("--min-clean", 680), "min_clean must be a share"),
+    ],
+)
+def test_wrong_use_is_explained(improved, options, message):
+    ended = improved(*options)
+    assert ended.code == 2
+    assert message in ended.err
+    assert "Traceback" not in ended.err
