@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lipforge.attacks import APGD, Attack, AttackState, Refine, Square
 from lipforge.attacks.masking import masked_images
-from lipforge.attacks.queries import is_misclassified
+from lipforge.attacks.queries import Prepared, is_misclassified
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
 from lipforge.auditing.plan import (
     DOUBLE,
@@ -173,6 +173,7 @@ class AttackedSide:
         (x, y, ids), views = self.shard.at(at), {OWN: self.side.classifier, **self.side.views, **further}
         known: dict[int, int] = {}  # one classifier may be several views
         for name, view in views.items():
+            view = view.original if isinstance(view, Prepared) else view
             if id(view) not in known:
                 found = masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids) if len(at) else at
                 known[id(view)] = int(found.sum())

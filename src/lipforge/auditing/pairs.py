@@ -2,14 +2,15 @@
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from lipforge.attacks.checks import differs
-from lipforge.attacks.queries import logits_of
+from lipforge.attacks.folding import Laid, folded_copy
+from lipforge.attacks.queries import Prepared, logits_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import ImageData, check_eval, device_of
 from lipforge.errors import InputError, ModelError
@@ -26,6 +27,8 @@ from lipforge.forge import (
     with_tta,
 )
 from lipforge.types import Classifier
+
+BPDA = "BPDA identity"
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,7 @@ def changed_pair(model: nn.Module) -> Pair:
     transforms = () if tta is None else tta.transforms
     if not forges(model) and head_of(model) is None:  # the image as it is, alone, is then the base
         transforms = tuple(one for one in transforms if one != Transform())
-    views = {"BPDA identity": straight_through(model), "BPDA smooth": smooth_backward(model)} if masked else {}
+    views = {BPDA: straight_through(model), "BPDA smooth": smooth_backward(model)} if masked else {}
     own: dict[str, Classifier] = {**views} or {OWN: candidate}
     other = {f"{one} alone": TTA((one,)) for one in transforms}
     if tta is not None and tta.mean != "logits":
@@ -101,6 +104,46 @@ def _pair(
     )
 
 
+def folded_pair(pair: Pair, images: Tensor) -> Pair:
+    """The pair, with folded copies of its views for attacks to search on, checked on `images`; the views as they are
+    where there is nothing to fold. All views of a changed model share the weights of one copy."""
+    copies = _folded_classifiers(pair, images) if pair.model is None else _folded_views(pair, images)
+    if copies is None:
+        return pair
+
+    def prepared(side: Side, copied: Side) -> Side:
+        made = {id(view): Prepared(view, copied.views[name]) for name, view in side.views.items()}
+        # By its identity: one classifier may be several views.
+        return replace(side, views={name: made[id(view)] for name, view in side.views.items()})
+
+    return replace(pair, base=prepared(pair.base, copies.base), candidate=prepared(pair.candidate, copies.candidate))
+
+
+def _folded_views(pair: Pair, images: Tensor) -> Pair | None:
+    found, _ = folded_copy(pair.candidate.classifier, images, "float32")
+    if not isinstance(found, Laid):
+        return None
+    copies, layout = changed_pair(found.module), found.layout
+
+    def laid(view: Classifier) -> Classifier:
+        return lambda x: view(x.contiguous(memory_format=layout))
+
+    base, candidate = (
+        replace(side, views={name: laid(view) for name, view in side.views.items()})
+        for side in (copies.base, copies.candidate)
+    )
+    return replace(copies, base=base, candidate=candidate)
+
+
+def _folded_classifiers(pair: Pair, images: Tensor) -> Pair | None:
+    base, candidate, given = pair.base.classifier, pair.candidate.classifier, pair.candidate.sources
+    folded = {id(each): folded_copy(each, images, "float32")[0] for each in (base, candidate, *given.values())}
+    if all(id(each) in folded for each in folded.values()):
+        return None
+    surrogates = {name: folded[id(each)] for name, each in given.items() if name not in (OWN, TRANSFERRED)}
+    return pair_of(folded[id(base)], folded[id(candidate)], surrogates)
+
+
 def borrow(judge: Classifier, source: Classifier) -> Classifier:
     """A classifier with the logits of `judge`, bit for bit, and the gradients of `source`; one costs a forward through
     both and a backward through the source."""
@@ -138,4 +181,5 @@ def check_steady(name: str, classifier: Classifier, x: Tensor) -> None:
 
 def in_double(classifier: Classifier) -> nn.Module | None:
     """A copy of the classifier in float64; None for one that is no module, and so cannot be converted."""
+    classifier = classifier.original if isinstance(classifier, Prepared) else classifier
     return copy.deepcopy(classifier).double() if isinstance(classifier, nn.Module) else None

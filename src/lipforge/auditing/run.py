@@ -13,13 +13,13 @@ from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import Craft, Given, attack_shard
 from lipforge.auditing.escalation import SIDES, Escalation, black_box, clear, doubts, merged, predicted
-from lipforge.auditing.pairs import Pair, changed_pair, check_steady, classes_of, pair_of
+from lipforge.auditing.pairs import Pair, changed_pair, check_steady, classes_of, folded_pair, pair_of
 from lipforge.auditing.plan import CLEAN, ESCALATION, FULL, NON_ADAPTIVE, OWN, STRAIGHT, TRANSFERRED, Plan, audit_plan
 from lipforge.auditing.surrogates import with_gradient
 from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
 from lipforge.batching import ImageData, as_data
 from lipforge.errors import InputError, LipforgeError
-from lipforge.evaluation.robust import joined, prepared_once, setting_of
+from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of
 from lipforge.ranks import from_first, is_first
 from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Improvement, Note, SearchResult, merge_notes
 from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
@@ -157,9 +157,11 @@ def _attack(
         for name, classifier in _classifiers(pair).items():
             check_steady(name, classifier, x)
 
+    folded = functools.cache(lambda: folded_pair(pair, first_images(experiment)))
+
     def compute(shard: Shard) -> dict[str, Any]:
         refuse_random()
-        return attack_shard(pair, shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
+        return attack_shard(folded(), shard, (base(), candidate()), threat=threat, plan=plan, watch=watch)
 
     def enough(shards: Sequence[Mapping[str, Any]]) -> bool:
         return decision_of(shards, plan.stages(list(pair.candidate.views)), plan, others).decided

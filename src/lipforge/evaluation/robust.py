@@ -138,12 +138,15 @@ def attack_config(attack: Attack, threat: Threat, seed: int) -> dict[str, Any]:
 
 
 def prepared_once(experiment: Experiment, attack: Attack, classifier: Classifier) -> Callable[[], Classifier]:
-    """What the attack searches on, made when it is first asked for: a folded copy is made once per run, not per batch,
-    and checked on the first images of the data, whatever shards are left to compute."""
-    count = min(CHECKED, len(experiment.data))
+    """What the attack searches on, made when it is first asked for: a folded copy is made once, not per batch."""
     if not hasattr(attack, "prepared"):  # an attack of the user that only has `run`
         return lambda: classifier
-    return functools.cache(lambda: attack.prepared(classifier, experiment.read(range(count)).x))
+    return functools.cache(lambda: attack.prepared(classifier, first_images(experiment)))
+
+
+def first_images(experiment: Experiment) -> Tensor:
+    """The images that folded copies are checked on: the first of the data, whatever shards are left to compute."""
+    return experiment.read(range(min(CHECKED, len(experiment.data)))).x
 
 
 @torch.no_grad()

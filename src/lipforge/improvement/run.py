@@ -1,5 +1,6 @@
 """`improve`: try post-hoc parts and their combinations on validation images, and keep one whose gain is significant."""
 
+import functools
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -8,15 +9,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from lipforge.attacks import attack_text
-from lipforge.auditing import audit_plan, borrow, classes_of
+from lipforge.auditing import audit_plan, classes_of
 from lipforge.auditing.attacks import AttackedSide
-from lipforge.auditing.pairs import Side
+from lipforge.auditing.pairs import BPDA, Side, changed_pair, folded_pair
 from lipforge.auditing.plan import NON_ADAPTIVE, OWN, TRANSFERRED, Plan
 from lipforge.batching import ImageData, as_data
 from lipforge.data import split
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import joined, prepared_once, setting_of, summary
-from lipforge.forge import TTA, Recipe, forges, plain, straight_through
+from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of, summary
+from lipforge.forge import TTA, Recipe, forges, plain
 from lipforge.forge.insert import is_changed
 from lipforge.forge.tta import NAMES
 from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, combinations, corrected
@@ -72,9 +73,9 @@ def improve(
     """The change that makes a trained `model` harder to fool for at most `max_cost` forward passes per image.
 
     `calibrate` images of `data` fit the parts and `validate` others choose among them, drawn at random by `seed`; use
-    training images, so that test images can judge the choice: `audit(result.model, test, threat)`. A candidate is
-    attacked by `fast`, past its masks (or again, where it has none), and through the base's gradients; the base by
-    `fast` and again. Every part is tried alone, then what helped together. `parts` are of "tta", "head", "affine" and
+    training images, so that test images can judge the choice: `audit(result.model, test, threat)`. Base and
+    candidates are attacked by `fast` and again from new starts, one with masks past its masks and through the base's
+    gradients instead. Every part is tried alone, then what helped together. `parts` are of "tta", "head", "affine" and
     "forge"; `tta` are the sets of transforms to try instead of the usual ones. Candidates below `min_clean` (clean
     accuracy, a share) are not chosen. With `run` the same call again resumes, and torchrun's ranks share the work.
     """
@@ -141,17 +142,19 @@ class Trial:
 
     def score(self, candidate: Candidate, tried: Mapping[Candidate, CandidateScore]) -> CandidateScore:
         """The candidate attacked, until it is clearly worse than the best so far that may be chosen."""
-        label, side = candidate.label, self._side(candidate)
+        label, changed = candidate.label, self._changed(candidate)
         best = best_so_far(tried, self.min_clean)
-        prepared = prepared_once(self.experiment, self.plan.non_adaptive, side.classifier)
-        watch = Watch()
+        prepared = prepared_once(self.experiment, self.plan.non_adaptive, changed)
+        masked = any(forge.ratio > 0 for forge in forges(changed).values())
+        names = (BPDA, TRANSFERRED) if masked else (OWN,)  # the base has no masks
+        side, watch = functools.cache(lambda: self._side(changed, names, prepared())), Watch()
 
         def compute(shard: Shard) -> dict[str, Any]:
             started = time.perf_counter()
-            attacked = AttackedSide(side, shard, self.threat, watch)
+            attacked = AttackedSide(side(), shard, self.threat, watch)
             attacked.attack(NON_ADAPTIVE, prepared(), self.plan.non_adaptive, seed=self.plan.seed)
-            for number, view in enumerate(side.views, start=1):
-                attacked.attack(view, side.views[view], self.plan.adaptive, seed=self.plan.seed + number)
+            for number, view in enumerate(names, start=1):
+                attacked.attack(view, side().views[view], self.plan.adaptive, seed=self.plan.seed + number)
             found = attacked.summary()
             return {
                 **{key: found[key] for key in ("outcome", "forwards")},
@@ -165,33 +168,35 @@ class Trial:
             return best is not None and _upper(best.robust[: len(robust)], robust) < 0
 
         name = f"improve__{slug(label)}__{threat_slug(self.threat)}"
-        task = self.experiment.task(name, {"candidate": side.classifier}, self._config(side))
+        task = self.experiment.task(name, {"candidate": changed}, self._config(names))
         shards = self.experiment.work(task, compute, title=label, status=watch, enough=worse, look_every=LOOK_EVERY)
         return self._scored(candidate, shards, next(iter(tried.values()), None))
 
-    def _config(self, side: Side) -> dict[str, Any]:
+    def _config(self, views: Sequence[str]) -> dict[str, Any]:
         """What determines the numbers beside model and data."""
         attacks = [attack_text(attack) for attack in (self.plan.non_adaptive, self.plan.adaptive)]
         return {
             "attacks": attacks,
-            "views": list(side.views),
+            "views": list(views),
             "threat": {"norm": self.threat.norm, "eps": self.threat.eps},
             "seed": self.plan.seed,
         }
 
-    def _side(self, candidate: Candidate) -> Side:
-        """The candidate with two further ways to its gradients; the base with one, so that no candidate gains by being
-        attacked less."""
-        base = self.models.setdefault(NOTHING, plain(self.base))
-        if candidate.label == NOTHING:
-            return Side(base, {OWN: base}, {})
-        recipe = combined(self.base, [self.found[part].recipe for part in candidate.fitted], candidate.tta)
+    def _changed(self, candidate: Candidate) -> nn.Module:
+        """The base with the candidate's parts."""
         changed = plain(self.base)
-        recipe.apply_(changed)
-        self.recipes[candidate.label], self.models[candidate.label] = recipe, changed
-        masked = any(forge.ratio > 0 for forge in forges(changed).values())
-        own: dict[str, Classifier] = {"BPDA identity": straight_through(changed)} if masked else {OWN: changed}
-        return Side(changed, {**own, TRANSFERRED: borrow(changed, base)}, {})
+        if candidate.label != NOTHING:
+            recipe = combined(self.base, [self.found[part].recipe for part in candidate.fitted], candidate.tta)
+            recipe.apply_(changed)
+            self.recipes[candidate.label] = recipe
+        self.models[candidate.label] = changed
+        return changed
+
+    def _side(self, changed: nn.Module, views: Sequence[str], prepared: Classifier) -> Side:
+        if views == (OWN,):
+            return Side(changed, {OWN: prepared}, {})
+        pair = folded_pair(changed_pair(changed), first_images(self.experiment))
+        return Side(changed, {name: pair.candidate.views[name] for name in views}, {})
 
     def _scored(
         self, candidate: Candidate, shards: Sequence[Mapping[str, Any]], base: CandidateScore | None
