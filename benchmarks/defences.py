@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peers import load_any
 from torch import Tensor, nn
 
 import lipforge as lf
@@ -33,16 +34,17 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     x, y = lf.load_data("cifar10:test").batch(range(options.first, options.first + options.images))
     options.results.mkdir(parents=True, exist_ok=True)
+    against = load_any(options.audit, options.weights_dir) if options.audit else None
     rows = []
     for name in options.bases.split(","):
         base = lf.load_model(name)
         for defence in DEFENCES:
             if not options.defences or defence.name in options.defences.split(","):
                 eps = options.eps.replace("/", "over")
-                against = f"-against-{options.audit}" if options.audit else ""
-                kept = f"{name}-{defence.name.replace('/', 'over')}-{options.first}-{len(x)}-{eps}{against}.json"
+                audited = f"-against-{options.audit}" if options.audit else ""
+                kept = f"{name}-{defence.name.replace('/', 'over')}-{options.first}-{len(x)}-{eps}{audited}.json"
                 if not (file := options.results / kept).exists():
-                    found = measure(defence, base, x, y, lf.Threat("linf", options.eps), options.audit)
+                    found = measure(defence, base, x, y, lf.Threat("linf", options.eps), against)
                     write_json(file, {"defence": defence.name, "base": name, **found})
                 rows.append(json.loads(file.read_text()))
                 print(line(rows[-1]), flush=True)
@@ -61,13 +63,14 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--audit", metavar="BASE", help="also audit each defence against this model, and show the verdict"
     )
+    parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of BASE, if it is not bundled")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--threads", type=int, default=1)
     return parser.parse_args()
 
 
 def measure(
-    defence: Defence, base: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat, against: str | None
+    defence: Defence, base: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat, against: nn.Module | None
 ) -> dict[str, Any]:
     """One row: counts out of `count` images, the kinds of `fast`'s notes, the verdict against a model, and seconds."""
     defended, started = defence.build(base), time.perf_counter()
@@ -84,15 +87,15 @@ def measure(
         "notes": [note.kind for note in fast.notes],
         "unreliable": fast.unreliable,
         "random": defence.random,
-        "audit": verdict(against, defended, x, y, threat) if against else "",
+        "audit": verdict(against, defended, x, y, threat) if against is not None else "",
         "seconds": [after - between, between - started, time.perf_counter() - after],
     }
 
 
-def verdict(against: str, defended: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat) -> str:
+def verdict(against: nn.Module, defended: nn.Module, x: Tensor, y: Tensor, threat: lf.Threat) -> str:
     """The audit's verdict with its difference in points, or that it refused to judge."""
     try:
-        report = lf.audit(lf.load_model(against), defended, (x, y), threat, show_progress=False)
+        report = lf.audit(against, defended, (x, y), threat, show_progress=False)
     except lf.LipforgeError as error:
         return f"refused: {str(error)[:40]}"
     return f"{report.verdict} ({report.rows[-1].base} to {report.rows[-1].candidate})"

@@ -115,6 +115,7 @@ def cnn_a() -> nn.Sequential:
 PEERS = {
     "pni_resnet20_adv_v0": Peer("pni_resnet20_adv_v0.pt", ResNet20, "8/255"),
     "pni_resnet20_adv_v1": Peer("pni_resnet20_adv_v1.pt", ResNet20, "8/255"),
+    "pni_resnet20_natural": Peer("pni_resnet20_natural.pt", ResNet20, "2/255"),
     "resnet2b_eps2": Peer("resnet2b_eps2.pt", Net2b, "2/255"),
     "cnn_a_adv4": Peer("cnn_a_adv4.pt", cnn_a, "8/255"),
 }

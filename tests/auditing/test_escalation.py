@@ -144,12 +144,14 @@ def test_what_further_attacks_found_is_added_to_a_shard():
 
 
 class Rounding(nn.Module):
+    """Its gradient is 0 everywhere, so that gradients predict it on no machine."""
+
     def __init__(self, net):
         super().__init__()
         self.net = net
 
     def forward(self, x):
-        return self.net(x + 1e-9 * x.round())
+        return self.net((255 * x).round() / 255)
 
 
 @pytest.fixture

@@ -2,7 +2,8 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.auditing.pairs import borrow, changed_pair, classes_of, in_double, pair_of
+from lipforge.attacks.queries import Prepared
+from lipforge.auditing.pairs import borrow, changed_pair, classes_of, folded_pair, in_double, pair_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import as_data
 from lipforge.errors import InputError, ModelError, SiteError
@@ -194,3 +195,48 @@ def test_the_base_is_attacked_through_the_same_transforms():
     assert torch.equal(logits, base(x))
     expected = torch.autograd.grad(base(other.flip(-1))[:, 0].sum(), other)[0]
     assert torch.allclose(torch.autograd.grad(logits[:, 0].sum(), point)[0], expected, atol=1e-6)
+
+
+def folded_views(pair):
+    """Every view of a pair, and the copy that attacks search on in its place."""
+    views = [view for side in (pair.base, pair.candidate) for view in side.views.values()]
+    assert all(isinstance(view, Prepared) for view in views)
+    return [(view.original, view.folded) for view in views]
+
+
+@pytest.mark.parametrize("parts", STAGES)
+def test_folded_views_have_the_logits_and_gradients_of_the_views(parts):
+    """In float64, where folding changes nothing but rounding; masks could turn that into a jump otherwise."""
+    x = images(3).double()
+    for original, folded in folded_views(folded_pair(changed_pair(changed(parts).double()), x)):
+        assert folded is not original
+        torch.testing.assert_close(folded(x), original(x))
+        torch.testing.assert_close(slope(folded, x), slope(original, x))
+
+
+def test_all_folded_views_of_a_changed_model_share_one_set_of_weights():
+    seen: list[nn.Module] = []
+    hook = nn.modules.module.register_module_forward_hook(lambda module, args, out: seen.append(module))
+    views = folded_views(folded_pair(changed_pair(changed("mirror forge")), images(3)))
+    seen.clear()  # of what making and checking the copies asked
+    for _, folded in views:
+        folded(images(1))
+    hook.remove()
+    assert len({module.weight.data_ptr() for module in seen if isinstance(module, nn.Linear)}) == 1
+
+
+def test_folded_views_of_two_classifiers_are_judged_by_the_classifiers():
+    base, candidate, other = (seeded(ResidualNet, seed).double() for seed in range(3))
+    pair, x = folded_pair(pair_of(base, candidate, {"mine": other}), images(3).double()), images(3).double()
+    for original, folded in folded_views(pair):
+        torch.testing.assert_close(folded(x), original(x))
+        torch.testing.assert_close(slope(folded, x), slope(original, x))
+
+
+def test_a_pair_with_nothing_to_fold_stays_as_it_is():
+    pair = pair_of(lambda x: x.flatten(1)[:, :10], lambda x: x.flatten(1)[:, 10:20])
+    assert folded_pair(pair, images(3)) is pair
+    linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, 10)).eval()
+    set_tta_(linear, "mirror")
+    changed = changed_pair(linear)
+    assert folded_pair(changed, images(3)) is changed
