@@ -103,6 +103,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", help="only this model, as lipforge.load_model takes it")
     parser.add_argument("--weights", help="its weights")
     parser.add_argument("--eps", default="8/255", help="for --model")
+    parser.add_argument("--tta", help="give --model this set of transforms, mirror for example")
     parser.add_argument("--recipe-ratio", help="forge --model with Step at this ratio, 2^-6 for example")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -115,7 +116,8 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
         ratio = parse_number(options.recipe_ratio, name="--recipe-ratio") if options.recipe_ratio else 0.0
         name = options.model + (f" {options.weights}" if options.weights else "")
         name += f" forged {options.recipe_ratio}" if ratio else ""
-        return [Subject(name, lambda: bundled(options.model, ratio, options.weights), options.eps)]
+        name += f", {options.tta}" if options.tta else ""
+        return [Subject(name, lambda: bundled(options.model, ratio, options.weights, options.tta), options.eps)]
     found = [
         Subject(name, lambda name=name: bundled(name), eps) for name, eps in BUNDLED.items() if name in bundled_names()
     ]
@@ -130,9 +132,11 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
     return [subject for subject in found if subject.name in wanted]
 
 
-def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Module:
-    """The model, or its forged view calibrated on the 500 sample images of the training set."""
+def bundled(spec: str, ratio: float = 0.0, weights: str | None = None, tta: str | None = None) -> nn.Module:
+    """The model with test-time augmentation, if any, or its forged view, calibrated on the 500 sample images of the
+    training set."""
     model = lf.load_model(spec, weights).requires_grad_(False)
+    lf.set_tta_(model, tta)
     if not ratio:
         return model
     lf.forge_(model, lf.load_data("cifar10-sample:train"), mask=lf.Step(), ratio=ratio)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.figure import Figure
 from peers import eps_of, load_any
 
 import lipforge as lf
@@ -24,6 +25,8 @@ MODELS = (
     "cnn_a_adv4", "resnet2b_eps2", "cifar10-vit", "cifar10-resnet", "pni_resnet20_adv_v0", "pni_resnet20_adv_v1"
 )  # fmt: skip
 EPS = {"cnn_a_adv4": "2/255"}  # the radius at which its authors verify it
+MARKERS = {"tta": "o", "head": "s", "affine": "D", "forge": "^"}
+LABELS = {"tta": "TTA, alone or with others", "head": "head", "affine": "affine", "forge": "forge"}
 COLUMNS = ("model, eps", "base clean / robust", "chosen", "passes", "clean", "robust", "gained, lost", "n", "verdict")
 
 
@@ -33,7 +36,8 @@ def main() -> None:
     train, test = lf.load_data("cifar10:train"), lf.load_data("cifar10:test")
     images = range(options.first, options.first + options.images)
     judged = view(test, list(images), name=f"cifar10:test/{images.start} to {images.stop - 1}")
-    rows = []
+    rows: list[dict[str, Any]] = []
+    tried: dict[str, lf.ImproveResult] = {}
     for name in options.models.split(","):
         model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
         with lf.RunDir.open(options.runs / name) as run:
@@ -41,8 +45,10 @@ def main() -> None:
                 model, train, threat, calibrate=options.calibrate, validate=options.validate,
                 max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
             )  # fmt: skip
+            tried[f"{name}, {threat.eps * 255:g}/255"] = found
             print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
         if found.recipe is None:
+            rows.append({"model": name, "verdict": None, "text": f"| {name}, {threat.eps * 255:g}/255 | | {found} |"})
             continue
         plan = lf.audit_plan(classes=10, stop_early=not options.all_images)
         with lf.RunDir.open(options.runs / f"{name}-{slug(found.chosen)}") as run:  # another choice is another audit
@@ -51,6 +57,8 @@ def main() -> None:
         rows.append(row(name, found, report))
     print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     print("\n".join(row["text"] for row in rows))
+    if options.plot is not None:
+        plot(tried, options.plot)
     print(json.dumps(rows))
 
 
@@ -65,6 +73,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--images", type=int, default=2000, help="test images for the audit")
     parser.add_argument("--first", type=int, default=2000, help="the position of the first of them")
     parser.add_argument("--all-images", action="store_true", help="audit all of them, though fewer decide")
+    parser.add_argument("--plot", type=Path, help="draw what was tried as .svg or .png")
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -77,6 +86,35 @@ def line(score: Any) -> str:
     accuracies = f"clean {100 * score.clean_accuracy:.1f}, robust {100 * score.robust_accuracy:.1f}"
     spent = f"{score.cost} passes, fitted in {score.preparation:.0f} s, attacked in {score.seconds:.0f} s"
     return f"  {score.label}: {accuracies}{gain}; {spent}; {score.status}, n = {score.count}"
+
+
+def plot(tried: dict[str, lf.ImproveResult], path: Path) -> None:
+    """Change in robust accuracy on the validation images over forward passes, and over minutes of fitting."""
+    figure = Figure(figsize=(9, 4), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (name, found) in enumerate(tried.items()):
+        offset, colour = 0.06 * (number - (len(tried) - 1) / 2), f"C{number}"
+        for score in found.candidates:
+            change = score.robust_change
+            if change is None:
+                continue
+            low, high = (abs(100 * (bound - change.difference)) for bound in change.interval)
+            style = {"color": colour, "marker": MARKERS["tta" if score.cost > 1 else score.parts[0]], "capsize": 2}
+            style |= {"markerfacecolor": colour if score.label == found.chosen else "white", "elinewidth": 0.8}
+            at = 100 * change.difference, [[low], [high]]
+            left.errorbar(score.cost + offset, *at, **style)
+            right.errorbar(score.preparation / 60 + 0.3 * offset, *at, **style)
+        left.plot([], [], color=colour, marker="o", ls="", label=name)
+    for kind, marker in MARKERS.items():
+        right.plot([], [], color="grey", markerfacecolor="white", marker=marker, ls="", label=LABELS[kind])
+    for axes, title in ((left, "forward passes per image"), (right, "minutes of fitting")):
+        axes.axhline(0, color="black", lw=0.8)
+        axes.set_xlabel(title)
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=7)
+    left.set_ylabel("change in robust accuracy, points")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
 
 
 def row(name: str, found: lf.ImproveResult, report: lf.AuditReport) -> dict[str, Any]:

@@ -28,10 +28,10 @@ STEPS = 7
 @dataclass(frozen=True)
 class Sizes:
     """How many images each step takes: to calibrate, to choose a change, to attack the forged model, to judge the
-    change, and to look inside."""
+    change, and to look inside. All but the first are test images; those that choose are not those that judge."""
 
     calibration: int = 5000
-    validation: int = 200
+    validation: int = 300
     test: int = 100
     judged: int = 200
     analysed: int = 32
@@ -61,7 +61,7 @@ def demo(
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     training, test, sizes = _images(sizes, count)
     run, improved = options.open_run(out), lf.RunDir.open(Path(out) / "improved")
-    found, judged = _improve(classifier, model, training, test, improved, sizes)
+    found, judged = _improve(classifier, model, test, improved, sizes)
     _say(4, f"forging {model}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
     lf.forge_(classifier, lf.take(training, sizes.calibration), ratio=RATIO)
     lf.save_recipe(run.path / "recipe.json", classifier)
@@ -82,19 +82,24 @@ def _images(sizes: Sizes, count: int | None) -> "tuple[DataSet, DataSet, Sizes]"
         training, test = (lf.load_data(f"cifar10:{part}") for part in ("train", "test"))
     except DataError as error:
         note(f"CIFAR-10 is not available here, so the demo uses the 1,000 real images it ships with. {error}")
-    wanted = {name: min(count or size, size, len(training if name == "validation" else test))
-              for name, size in vars(sizes).items() if name != "calibration"}  # fmt: skip
-    return training, test, Sizes(**wanted, calibration=min(sizes.calibration, len(training)))
+    most = {"calibration": len(training), "validation": len(test) // 2, "judged": (len(test) + 1) // 2}
+    wanted = {name: min(size, most.get(name, len(test))) for name, size in vars(sizes).items()}
+    if count is not None:
+        wanted = {name: size if name == "calibration" else min(count, size) for name, size in wanted.items()}
+    return training, test, Sizes(**wanted)
 
 
 def _improve(
-    model: "nn.Module", name: str, training: "DataSet", test: "DataSet", run: "lf.RunDir", sizes: Sizes
+    model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir", sizes: Sizes
 ) -> "tuple[lf.ImproveResult, lf.AuditReport]":
-    """A change that was chosen on training images, and the audit of it on test images; of averaging over the mirror
-    image where nothing was chosen, so that there is a subject."""
-    _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} training images?")
+    """A change that was chosen on some test images, and the audit of it on others; of averaging over the mirror image
+    where nothing was chosen, so that there is a subject."""
+    from lipforge.data.subsets import view
+
+    _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} held-out images?")
+    others = view(test, range(sizes.judged, len(test)), name=f"{test.name} after the first {sizes.judged}")
     given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
-    found = lf.improve(model, training, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
+    found = lf.improve(model, others, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
     if found.recipe is not None:
         found.recipe.save(run.path / "recipe.json")
     changed = lf.plain(model) if found.recipe is None else found.model
@@ -185,9 +190,9 @@ def _show(result: "DemoResult", report: Path) -> None:
     say(f"improve: {result.reason}")
     say(f"audit:   {result.improved_sentence}")
     chosen = (
-        "It was chosen on training images and judged on test images."
+        "It was chosen on some test images and judged on others."
         if result.chosen == "mirror"
-        else "The training images were too few to choose it; the audit judged it on test images all the same."
+        else "The held-out images were too few to choose it; the audit judged it on others all the same."
     )
     say(
         "\nThe second change averages the logits of the image and its mirror image: no mask, no training, two forward "
