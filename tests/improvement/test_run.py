@@ -170,12 +170,25 @@ def test_digits_are_not_mirrored_unless_asked_for():
     assert not asked.notes
 
 
-def test_the_base_is_attacked_again_and_candidates_also_through_the_base(tmp_path):
+def views_by_candidate(folder):
+    found = {}
+    for path in folder.glob("shards/improve__*/config.json"):
+        found[path.parent.name.split("__")[1]] = json.loads(path.read_text())["config"]["views"]
+    return found
+
+
+def test_base_and_candidates_without_masks_are_attacked_equally_often(tmp_path):
     tried(run=RunDir.open(tmp_path), validate=60)
-    configs = (
-        json.loads(path.read_text())["config"] for path in sorted(tmp_path.glob("shards/improve__*/config.json"))
-    )
-    assert [config["views"] for config in configs] == [
-        ["own gradients", "transferred gradients"],  # mirror
-        ["own gradients"],  # nothing
-    ]
+    assert views_by_candidate(tmp_path) == {"nothing": ["own gradients"], "mirror": ["own gradients"]}
+
+
+def test_candidates_with_masks_are_attacked_past_them_and_through_the_base(tmp_path):
+    model, x = seeded(ResidualNet), images(24)
+    improve(
+        model, (x, model(x).argmax(dim=1)), THREAT, calibrate=16, validate=8, parts=("forge",), ratio=2**-3,
+        run=RunDir.open(tmp_path), show_progress=False,
+    )  # fmt: skip
+    assert views_by_candidate(tmp_path) == {
+        "nothing": ["own gradients"],
+        "forge": ["BPDA identity", "transferred gradients"],
+    }
