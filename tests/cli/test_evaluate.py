@@ -116,6 +116,38 @@ def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
     ]
 
 
+@pytest.fixture
+def mirrored(model_file) -> str:
+    model = load_model(f"{model_file}:build")
+    lipforge.set_tta_(model, "mirror")
+    lipforge.save_recipe("mirror.json", model)
+    return "mirror.json"
+
+
+def test_a_model_changed_otherwise_is_labelled_by_its_parts_in_table_json_and_report(run, model_file, mirrored):
+    given = ("evaluate", f"{model_file}:build", *SAMPLE, "--recipe", mirrored, "--attack", "fgsm", "--run", "kept")
+    ended = run(*given)
+    assert ended.code == 0, ended.err
+    assert re.findall("│ (base|mirror|forged) ", ended.out) == ["base", "mirror"]
+    assert re.search("fgsm: .*n = 24", ended.out)
+    assert [one["label"] for one in json.loads(run(*given, "--json").out)["results"]] == ["base", "mirror"]
+    assert sorted(path.stem.split("__")[0] for path in Path("kept/results").iterdir()) == ["base", "mirror"]
+    assert run("report", "kept").code == 0
+    page = Path("kept/report.html").read_text()
+    assert "mirror, fgsm" in page
+    assert "forged" not in page.partition("Provenance")[0].partition("<body")[2]
+
+
+def test_all_transforms_are_one_pass_of_the_classifier():
+    model, data = load_model("cifar10-resnet"), load_data("cifar10-sample", limit=1)
+    threat = Threat("linf", "1/2550")
+    before = evaluate(model, data, FGSM(), threat)
+    lipforge.set_tta_(model, "mirror")
+    after = evaluate(model, data, FGSM(), threat)
+    assert before.outcome == after.outcome == ("robust",)
+    assert (after.forwards, after.backwards) == (before.forwards, before.backwards)
+
+
 @pytest.mark.parametrize(
     ("given", "attack"),
     [([], Fast()), (["--attack", "fast"], Fast()), (["--attack", "autoattack"], AutoAttack())],

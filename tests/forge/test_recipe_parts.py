@@ -13,7 +13,7 @@ from torch import nn
 from lipforge.errors import RecipeError, SiteError
 from lipforge.forge.calibrate import forge_
 from lipforge.forge.head import Head, set_head_
-from lipforge.forge.insert import forges, is_changed, remove_
+from lipforge.forge.insert import forges, is_changed, remove_, set_ratio_
 from lipforge.forge.recipe import load_recipe, recipe_of, save_recipe, weights_digest
 from lipforge.forge.tta import TTA, Transform, set_tta_
 from tests.nets import ResidualNet, images, seeded
@@ -26,8 +26,8 @@ PARTS = {
     "head": ["head"],
     "tta": ["tta"],
     "head and tta": ["head", "tta"],
-    "forge and affine": ["forge", "affine"],
-    "all": ["forge", "affine", "head", "tta"],
+    "affine and forge": ["affine", "forge"],
+    "all": ["head", "affine", "forge", "tta"],
 }
 
 
@@ -58,15 +58,30 @@ def test_a_saved_recipe_changes_a_fresh_model_to_the_same_bits(tmp_path, parts):
     assert loaded == recipe == recipe_of(fresh)
     assert torch.equal(fresh(x), model(x))
     assert not torch.equal(fresh(x), seeded(ResidualNet)(x))
-    assert [part.split()[0] for part in recipe.parts] == parts
+    assert recipe.parts == [str(PROBABILITIES) if part == "tta" else part for part in parts]
     remove_(fresh)
     assert torch.equal(fresh(x), seeded(ResidualNet)(x))
     assert weights_digest(fresh) == recipe.weights
 
 
-def test_parts_are_named_as_their_texts():
-    assert recipe_of(changed(["tta"], TTA.parse("mirror x shifts"))).parts == ["tta mirror x shifts"]
-    assert recipe_of(changed(["head", "tta"])).parts[1].endswith("mean of probabilities")
+@pytest.mark.parametrize(
+    ("parts", "label"),
+    [
+        (["forge"], "forged"),
+        (["affine"], "affine"),
+        (["tta"], "mirror"),
+        (["head", "tta"], "head + mirror"),
+        (["forge", "tta"], "forge + mirror"),
+    ],
+)
+def test_the_label_says_what_the_recipe_adds(parts, label):
+    assert recipe_of(changed(parts, TTA.parse("mirror"))).label == label
+
+
+def test_a_recipe_whose_masks_are_off_is_still_labelled_forged():
+    model = changed(["forge"])
+    set_ratio_(model, 0.0)
+    assert recipe_of(model).label == "forged"
 
 
 def test_recipes_with_other_parts_are_not_equal():

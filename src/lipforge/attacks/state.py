@@ -29,9 +29,9 @@ class AttackResult:
     The image of one that is robust is the strongest point that was found for it: that with the smallest margin.
 
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack broke it. `forwards` and
-    `backwards` (N,) count the passes each image went through. `early_stopped` (N,) are the robust images that `fast`
-    stopped attacking before its last round. `margin` (N,) is the smallest margin, z_y - max_{i != y} z_i, that any
-    point reached. `notes` are the reasons not to trust the result.
+    `backwards` (N,) count the passes of the whole classifier each image went through: with TTA, all transforms are one.
+    `early_stopped` (N,) are the robust images that `fast` stopped attacking before its last round. `margin` (N,) is the
+    smallest margin, z_y - max_{i != y} z_i, that any point reached. `notes` are the reasons not to trust the result.
     """
 
     images: Tensor

@@ -109,7 +109,7 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
             note(f"{one.label}, {one.attack}: {text}")
     bases = {one.attack: one for one in found if one.label == "base"}
     for one in found:
-        if one.label == "forged" and one.attack in bases:
+        if one.label not in ("base", "straight_through") and one.attack in bases:
             say(f"{one.attack}: {lf.compare(bases[one.attack], one)}")
     say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
 

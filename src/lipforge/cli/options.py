@@ -32,8 +32,7 @@ Command = Callable[..., None]
 
 EPS = "8/255"
 
-LABELS = {"plain": "base", "forged": "forged", "straight_through": "straight_through"}
-"""The views of a forged model, and what each is called in results."""
+VIEWS = ("plain", "forged", "straight_through")
 
 
 def _complete(names: Callable[[], Sequence[str]]) -> Callable[[str], list[str]]:
@@ -166,7 +165,9 @@ class SiteOptions:
 @dataclass(frozen=True)
 class RecipeOptions:
     panel: ClassVar[str] = "Recipe"
-    recipe: Annotated[str | None, Option(help="A recipe of `lipforge forge`: measure base and forged.")] = None
+    recipe: Annotated[
+        str | None, Option(help="A recipe of `lipforge forge` or `improve`: measure the base and the changed model.")
+    ] = None
     ratio: Annotated[str | None, Option(help="Another ratio than the recipe's.")] = None
 
     def apply_(self, model: "nn.Module") -> None:
@@ -179,16 +180,19 @@ class RecipeOptions:
             lf.set_ratio_(model, parse_number(self.ratio, name="ratio"))
 
     def views(self, model: "nn.Module", names: Sequence[str] | None = None) -> "dict[str, nn.Module]":
-        """The classifiers by label: the model as "base", or with a recipe its base and its forged view, or `names`."""
+        """The classifiers by label: the model as "base", or with a recipe its base and the changed model, or `names`.
+
+        The changed model is labelled by what the recipe adds."""
         if names and self.recipe is None:
             raise InputError("--view is about a forged model and needs --recipe")
         for name in names or ():
-            if name not in LABELS:
-                raise InputError(f"--view must be one of {', '.join(LABELS)}, got {name!r}")
+            if name not in VIEWS:
+                raise InputError(f"--view must be one of {', '.join(VIEWS)}, got {name!r}")
         self.apply_(model)
         if self.recipe is None:
             return {"base": model}
-        return {LABELS[name]: getattr(lf, name)(model) for name in names or ("plain", "forged")}
+        labels = {"plain": "base", "forged": lf.recipe_of(model).label}
+        return {labels.get(name, name): getattr(lf, name)(model) for name in names or ("plain", "forged")}
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def sweep(
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
 ) -> None:
-    """Attack a model, and with a recipe its forged view, by several attacks at several radii.
+    """Attack a model, and with a recipe the changed model, by several attacks at several radii.
 
     An image broken at one radius counts as broken at every larger one, unless --independent.
 

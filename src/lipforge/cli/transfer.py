@@ -36,7 +36,7 @@ def transfer(
 ) -> None:
     """Craft adversarial images on one model and score them on another, in both directions.
 
-    With --recipe the two are MODEL as it is and MODEL forged.
+    With --recipe the two are MODEL as it is and MODEL changed by the recipe.
 
     [bold]Examples[/]
 

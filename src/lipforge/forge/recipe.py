@@ -103,11 +103,16 @@ class Recipe:
 
     @property
     def parts(self) -> list[str]:
-        """What the recipe adds, in words."""
+        """What the recipe adds, in the words and the order of `improve`; TTA by its transforms."""
         masks = {site.ratio for site in self.sites.values() if site.ratio}
         affine = any(site.scale is not None for site in self.sites.values())
-        found = {"forge": masks, "affine": affine, "head": self.head is not None, f"tta {self.tta}": self.tta}
+        found = {"head": self.head is not None, "affine": affine, "forge": masks, str(self.tta): self.tta}
         return [name for name, there in found.items() if there]
+
+    @property
+    def label(self) -> str:
+        """What results call the changed model: "forged" with forged functions alone, else "head + mirror" and such."""
+        return "forged" if self.parts in ([], ["forge"]) else " + ".join(self.parts)
 
     def apply_(self, model: nn.Module, *, strict: bool = True) -> None:
         """Change `model` by this recipe; another architecture is refused unless `strict=False` and every part fits."""

@@ -17,7 +17,7 @@ def verdict(run: Run) -> Section:
     blocks = tuple(_verdict(audit, alone=len(audits) == 1) for audit in audits)
     if not audits and {is_base(result.label) for result in run.evaluations} == {True, False}:
         text = (
-            "This run holds no audit. Whether a difference between base and forged below is real is open: "
+            "This run holds no audit. Whether a difference from the base below is real is open: "
             "masks can hide gradients from the attacks that were run."
         )
         blocks = (Verdict("Not audited", "?", "doubt", text),)

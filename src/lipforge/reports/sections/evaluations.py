@@ -199,7 +199,8 @@ def cost(run: Run) -> Section:
     passes = sum(result.forwards + result.backwards for result in found)
     lead = (
         f"{passes:,} passes of single images in {duration(sum(result.seconds for result in found))} of device time. "
-        "Passes are counted per image and do not depend on the machine; seconds do."
+        "Passes are of the whole classifier (with TTA, the mean over all transforms), counted per image. They do not "
+        "depend on the machine; seconds do."
     )
     table = Table("cost", "Cost of each attack", heading, rows)
     return Section("cost", "Cost", lead, (_cost_figure(found), Grid(table)) if found else ())
