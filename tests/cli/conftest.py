@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from lipforge import load_model, save_recipe, set_tta_
 from lipforge.cli import output
 from lipforge.cli.main import main
 
@@ -105,3 +106,12 @@ def model_file(tmp_path) -> Path:
     path = tmp_path / "mine.py"
     path.write_text(MODEL)
     return path
+
+
+@pytest.fixture
+def mirrored(model_file) -> str:
+    """A recipe that has TTA and no forged functions."""
+    model = load_model(f"{model_file}:build")
+    set_tta_(model, "mirror")
+    save_recipe("mirror.json", model)
+    return "mirror.json"

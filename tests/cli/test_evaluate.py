@@ -116,14 +116,6 @@ def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
     ]
 
 
-@pytest.fixture
-def mirrored(model_file) -> str:
-    model = load_model(f"{model_file}:build")
-    lipforge.set_tta_(model, "mirror")
-    lipforge.save_recipe("mirror.json", model)
-    return "mirror.json"
-
-
 def test_a_model_changed_otherwise_is_labelled_by_its_parts_in_table_json_and_report(run, model_file, mirrored):
     given = ("evaluate", f"{model_file}:build", *SAMPLE, "--recipe", mirrored, "--attack", "fgsm", "--run", "kept")
     ended = run(*given)

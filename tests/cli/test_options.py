@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
 import pytest
+import torch
 import typer
 from typer.testing import CliRunner
 
@@ -121,3 +122,33 @@ def test_views_are_labelled_by_what_they_are(tmp_path):
     assert list(views) == ["base", "forged"]
     assert {forge.ratio for forge in lipforge.forges(views["forged"]).values()} == {2**-3}
     assert list(recipe.views(fresh(), ["straight_through", "plain"])) == ["straight_through", "base"]
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ("search",),
+        ("analyse",),
+        ("evaluate", "--ratio", "2^-7"),
+        ("evaluate", "--view", "straight_through"),
+        ("train", "--arch"),
+    ],
+    ids=" ".join,
+)
+def test_a_recipe_without_forged_functions_leads_to_lipforge_forge_where_they_are_needed(
+    run, model_file, mirrored, given
+):
+    ended = run(*given, f"{model_file}:build", "--recipe", mirrored, "--data", "cifar10-sample")
+    assert ended.code == 2
+    message = "error: mirror.json has no forged functions; `lipforge forge` writes a recipe that has them\n"
+    assert ended.err.endswith(message)
+
+
+def test_an_affine_part_alone_has_no_ratio_to_search(run, model_file):
+    model = lipforge.load_model(f"{model_file}:build")
+    lipforge.insert_(model, lipforge.find_sites(model))
+    for one in lipforge.forges(model).values():
+        one.set_affine(torch.ones(one.channels), torch.zeros(one.channels))
+    lipforge.save_recipe("affine.json", model)
+    ended = run("search", f"{model_file}:build", "--recipe", "affine.json", "--data", "cifar10-sample")
+    assert "affine.json has no forged functions; `lipforge forge`" in ended.err

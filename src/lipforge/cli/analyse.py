@@ -47,6 +47,7 @@ def analyse(
     chosen, threat = None if attack == "none" else lf.parse_attack(attack), threats.threat
     with options.session(models, data) as (rank, images, model, _):
         recipe.apply_(model)
+        options.require_forged(model, str(recipe.recipe))
         seen: list[Note] = []
         result = lf.analyse(
             model,

@@ -177,6 +177,7 @@ class RecipeOptions:
             return
         lf.load_recipe(self.recipe).apply_(model)
         if self.ratio is not None:
+            require_forged(model, self.recipe)
             lf.set_ratio_(model, parse_number(self.ratio, name="ratio"))
 
     def views(self, model: "nn.Module", names: Sequence[str] | None = None) -> "dict[str, nn.Module]":
@@ -191,6 +192,8 @@ class RecipeOptions:
         self.apply_(model)
         if self.recipe is None:
             return {"base": model}
+        if "straight_through" in (names or ()):
+            require_forged(model, self.recipe)
         labels = {"plain": "base", "forged": lf.recipe_of(model).label}
         return {labels.get(name, name): getattr(lf, name)(model) for name in names or ("plain", "forged")}
 
@@ -287,6 +290,12 @@ def _value(kind: Any, name: str, given: dict[str, Any]) -> Any:
         return given[name]
     hints, make = get_type_hints(kind), cast(Callable[..., Any], kind)
     return make(**{field.name: _value(hints[field.name], field.name, given) for field in fields(kind)})
+
+
+def require_forged(model: "nn.Module", recipe: str) -> None:
+    """Raise if the recipe brought no forged function with a bound: TTA, head and affine parts have none."""
+    if not any(bool((forge.bound > 0).any()) for forge in lf.forges(model).values()):
+        raise InputError(f"{recipe} has no forged functions; `lipforge forge` writes a recipe that has them")
 
 
 def open_run(path: str) -> "lf.RunDir":

@@ -69,6 +69,7 @@ def search(
     with options.session(models, data) as (rank, images, model, _):
         chosen = lf.load_recipe(recipe)
         chosen.apply_(model)
+        options.require_forged(model, recipe)
         if rank.is_first:
             _warn_of_overlap(chosen.data, images.name)
         found = lf.choose_ratio(

@@ -79,6 +79,7 @@ def train(
     model = lf.load_model(arch, weights, pretrained=starts_trained, seed=config.seed).to(options.pick_device(device))
     if recipe is not None:
         lf.load_recipe(recipe).apply_(model)
+        options.require_forged(model, recipe)
         lf.set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
     result = lf.train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
     if not is_first():
