@@ -62,6 +62,15 @@ def test_nothing_writes_no_recipe_and_says_so(improved, tmp_path):
     assert not (tmp_path / "better.json").exists()
 
 
+@pytest.mark.filterwarnings("default")
+def test_test_images_are_warned_of_in_one_line(improved, data, tmp_path):
+    (tmp_path / "images.npz").rename(tmp_path / "test.npz")
+    ended = improved("--data", data.replace("images.npz", "test.npz"))
+    assert ended.code == 0, ended.err
+    assert f"note: going by its name, npz:{tmp_path / 'test.npz'} holds test images." in ended.err
+    assert len(ended.err.splitlines()) == 1
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

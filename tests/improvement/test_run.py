@@ -1,4 +1,5 @@
 import json
+import warnings
 from typing import Any
 
 import pytest
@@ -168,6 +169,31 @@ def test_digits_are_not_mirrored_unless_asked_for():
     asked = improve(Lopsided(), digits, THREAT, max_cost=3, tta=["mirror"], **settings)
     assert [score.label for score in asked.candidates] == ["nothing", "mirror"]
     assert not asked.notes
+
+
+@pytest.mark.parametrize(
+    ("name", "warned"),
+    [
+        ("cifar10:test", True),
+        ("cifar10:test/first 60", True),
+        ("npz:data/x_test.npz", True),
+        ("folder:data/Test", True),
+        ("cifar10:train", False),
+        ("npz:test/train.npz", False),
+        ("npz:latest.npz", False),
+    ],
+)
+def test_images_that_are_called_test_images_are_warned_of(name, warned):
+    x, y = symmetric(20)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        improve(
+            Lopsided(), from_arrays(x.numpy(), y.numpy(), name=name), THREAT, calibrate=0, validate=10,
+            parts=("tta",), max_cost=2, show_progress=False,
+        )  # fmt: skip
+    expected = f"going by its name, {name} holds test images. Images that fit and choose a change cannot judge it"
+    assert [str(one.message).startswith(expected) for one in caught] == [True] * warned
+    assert {one.filename for one in caught} <= {__file__}
 
 
 def views_by_candidate(folder):

@@ -1,7 +1,9 @@
 """`improve`: try post-hoc parts and their combinations on validation images, and keep one whose gain is significant."""
 
 import functools
+import re
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -22,6 +24,7 @@ from lipforge.forge.insert import is_changed
 from lipforge.forge.tta import NAMES
 from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, combinations, corrected
 from lipforge.improvement.parts import RATIO, Fitted, combined, fit_parts
+from lipforge.ranks import is_first
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST
 from lipforge.results.improve import CandidateScore, Improvement
@@ -34,6 +37,8 @@ PARTS = ("tta", "head", "affine", "forge")
 LOOK_EVERY = 250  # images between two looks at whether a candidate is clearly worse than another
 NO_MIRROR = ("mnist", "usps", "svhn", "digit", "letter", "omniglot", "gtsrb", "text")
 """Words in the names of data sets whose mirror images mean something else: digits, letters, traffic signs."""
+TEST_SET = re.compile(r"(?<![a-z])test(?![a-z])[^/:]*(/(first|random) \d+)*$", re.IGNORECASE)
+"""The name of a set of test images, or of some of them: cifar10:test, x_test.npz, test/first 100; no folder above."""
 MIRRORED = "the mirror image was not tried: in {} it may be of another class; tta=['mirror'] tries it all the same"
 
 
@@ -85,6 +90,7 @@ def improve(
     _check(model, parts, fitted, tta, max_cost, calibrate, validate, min_clean)
     calibration, validation, _ = split(data, calibrate if fitted else 0, validate, seed=seed)
     _refuse_overlap(calibration, validation)
+    _warn_of_test_images(validation.name.removesuffix("/validation"))
     open_on: dict[str, Any] = {"run": run, "shard_size": shard_size, "show_progress": show_progress}
     found = fit_parts(Experiment.open(calibration, model, **open_on), model, fitted, threat, ratio=ratio, seed=seed)
     experiment = Experiment.open(validation, model, **open_on)
@@ -273,6 +279,15 @@ def _check(
             raise InputError(f"{name} must be at least 1, got {value}")
     if min_clean is not None and not 0 <= min_clean <= 1:
         raise InputError(f"min_clean must be a share in [0, 1], got {min_clean}")
+
+
+def _warn_of_test_images(name: str) -> None:
+    if TEST_SET.search(name) and is_first():
+        warnings.warn(
+            f"going by its name, {name} holds test images. Images that fit and choose a change cannot judge it: "
+            "use training images here, and keep the test images for the audit",
+            stacklevel=3,
+        )
 
 
 def _refuse_overlap(calibration: ImageData, validation: ImageData) -> None:
