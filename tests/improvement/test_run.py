@@ -12,7 +12,7 @@ from lipforge.errors import InputError
 from lipforge.forge import tta_of
 from lipforge.improvement import ImproveResult, improve
 from lipforge.results import record
-from lipforge.runs import RunDir
+from lipforge.runs import Experiment, RunDir
 from tests.improvement.lopsided import THREAT, Lopsided, symmetric
 from tests.nets import ResidualNet, images, seeded
 
@@ -194,6 +194,19 @@ def test_images_that_are_called_test_images_are_warned_of(name, warned):
     expected = f"going by its name, {name} holds test images. Images that fit and choose a change cannot judge it"
     assert [str(one.message).startswith(expected) for one in caught] == [True] * warned
     assert {one.filename for one in caught} <= {__file__}
+
+
+def test_the_progress_bar_calls_the_base_so(monkeypatch):
+    titles = []
+    work = Experiment.work
+
+    def watch(self, *args, title, **named):
+        titles.append(title)
+        return work(self, *args, title=title, **named)
+
+    monkeypatch.setattr(Experiment, "work", watch)
+    tried(validate=20)
+    assert titles == ["base", "mirror"]
 
 
 def views_by_candidate(folder):

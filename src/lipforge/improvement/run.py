@@ -175,7 +175,8 @@ class Trial:
 
         name = f"improve__{slug(label)}__{threat_slug(self.threat)}"
         task = self.experiment.task(name, {"candidate": changed}, self._config(names))
-        shards = self.experiment.work(task, compute, title=label, status=watch, enough=worse, look_every=LOOK_EVERY)
+        title = "base" if label == NOTHING else label
+        shards = self.experiment.work(task, compute, title=title, status=watch, enough=worse, look_every=LOOK_EVERY)
         return self._scored(candidate, shards, next(iter(tried.values()), None))
 
     def _config(self, views: Sequence[str]) -> dict[str, Any]:
