@@ -58,8 +58,27 @@ def test_nothing_writes_no_recipe_and_says_so(improved, tmp_path):
     ended = improved("--tta", "diagonals", "--max-cost", 3, "--out", tmp_path / "better.json")
     assert ended.code == 0, ended.err
     assert "nothing: " in ended.out
-    assert "was not written: there is nothing to apply" in ended.err
+    assert "next, " not in ended.out
+    assert ended.err == "note: no recipe was written: the answer is nothing, so there is none to apply or to audit\n"
     assert not (tmp_path / "better.json").exists()
+
+
+@pytest.mark.parametrize("json", [(), ("--json",)], ids=["table", "json"])
+def test_a_recipe_of_an_earlier_call_is_not_taken_for_the_answer_nothing(improved, tmp_path, json):
+    assert improved("--out", "better.json").code == 0
+    earlier = (tmp_path / "better.json").read_bytes()
+    ended = improved("--tta", "diagonals", "--max-cost", 3, "--out", "better.json", *json)
+    assert ended.code == 0, ended.err
+    assert "no recipe was written" in ended.err
+    assert "better.json of an earlier call is now better.json.old" in ended.err
+    assert not (tmp_path / "better.json").exists()
+    assert (tmp_path / "better.json.old").read_bytes() == earlier
+
+
+def test_a_recipe_that_nobody_wrote_is_explained(run):
+    ended = run("audit", "cifar10-resnet", "--data", "cifar10-sample", "--recipe", "better.json")
+    assert ended.code == 2
+    assert "no file better.json; `lipforge forge` writes a recipe, `lipforge improve` only if it finds" in ended.err
 
 
 @pytest.mark.filterwarnings("default")

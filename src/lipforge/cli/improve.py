@@ -84,10 +84,20 @@ def improve(
     written = [*([out] if out and found.recipe else []), *keep.paths(f"improve__{threat_slug(threat)}")]
     words = [models.model, *(["--weights", models.weights] if models.weights else []), "--recipe", out or "RECIPE"]
     words += ["--norm", threat.norm, "--eps", str(threat).split()[1], *(["--run", keep.run] if keep.run else [])]
-    _report(models.model, found, written, out, shlex.join(map(str, words)), json)
+    _report(models.model, found, written, shlex.join(map(str, words)), json)
+    if found.recipe is None:
+        note(f"no recipe was written: the answer is nothing, so there is none to apply or to audit{_set_aside(out)}")
 
 
-def _report(model: str, found: "lf.ImproveResult", written: list[str], out: str | None, audit: str, json: bool) -> None:
+def _set_aside(out: str | None) -> str:
+    """Rename a recipe that an earlier call left at `out`, so that nobody takes it for the answer of this one."""
+    if out is None or not Path(out).exists():
+        return ""
+    Path(out).replace(f"{out}.old")
+    return f". {out} of an earlier call is now {out}.old"
+
+
+def _report(model: str, found: "lf.ImproveResult", written: list[str], audit: str, json: bool) -> None:
     if printed(json, found.record, recipe=found.recipe and found.recipe.to_dict()):
         return
     about = f"{found.attack} {found.threat}, past masks, through the base's gradients; {found.data}"
@@ -97,12 +107,8 @@ def _report(model: str, found: "lf.ImproveResult", written: list[str], out: str 
     for text in found.notes:
         note(text)
     say_wrote(written)
-    if found.recipe is None:
-        if out is not None:
-            older = "; the file that is there is of an earlier run" if Path(out).exists() else ""
-            note(f"{out} was not written: there is nothing to apply{older}")
-        return
-    say(f"next, with --data for test images: lipforge audit {audit}")
+    if found.recipe is not None:
+        say(f"next, with --data for test images: lipforge audit {audit}")
 
 
 def _row(score: "CandidateScore") -> list[str]:

@@ -199,6 +199,10 @@ def save_recipe(path: str | Path, model: nn.Module) -> Recipe:
 
 def load_recipe(path: str | Path) -> Recipe:
     """The recipe in a JSON file; damage and unknown formats are errors that name the file."""
+    if not Path(path).exists():
+        raise RecipeError(
+            f"no file {path}; `lipforge forge` writes a recipe, `lipforge improve` only if it finds a gain"
+        )
     try:
         fields = read_json(path)
     except InputError as error:
