@@ -97,7 +97,7 @@ def _improve(
     from lipforge.data.subsets import view
 
     _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} held-out images?")
-    others = view(test, range(sizes.judged, len(test)), name=f"{test.name} after the first {sizes.judged}")
+    others = view(test, range(sizes.judged, len(test)), name=f"{test.name}/from {sizes.judged} on")
     given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
     found = lf.improve(model, others, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
     if found.recipe is not None:
