@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: help demo test check bench clean
 
 help:
-	@echo "make demo   forge a robust CIFAR-10 model, attack it, audit it, and write the report"
+	@echo "make demo   change a robust CIFAR-10 model in two ways, audit both, and write the report"
 	@echo "make test   run the tests (unit, property, and end to end on real images)"
 	@echo "make check  ruff and mypy"
 	@echo "make bench  the speed benchmarks; an hour or more, each ends with one line of JSON"

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:  # imported in the functions: the command line asks who is fir
     import torch
 
 T = TypeVar("T")
+
+_alone = ContextVar("alone", default=False)
 
 
 @dataclass(frozen=True)
@@ -44,10 +47,20 @@ def is_first() -> bool:
 
 
 def joined() -> bool:
-    """Whether this process has joined a group of several."""
+    """Whether this process has joined a group of several, and is not `alone`."""
     import torch.distributed as dist
 
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    return not _alone.get() and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Inside the block this rank works as if it were the only process: for work that one rank does for all."""
+    token = _alone.set(True)
+    try:
+        yield
+    finally:
+        _alone.reset(token)
 
 
 def from_first(value: T) -> T:

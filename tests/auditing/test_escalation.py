@@ -37,15 +37,26 @@ def shard(base, candidate):
 HONEST, HIDDEN = side({"own gradients": 1}), side({"own gradients": 2})
 
 
-def test_one_view_that_predicts_a_side_is_enough():
+def test_images_that_no_view_predicts_are_counted():
     assert predicted([side({"own gradients": 10, "BPDA identity": 1})], "candidate").passed
     failed = predicted([side({"own gradients": 10, "BPDA identity": 2})], "candidate")
-    assert (failed.passed, failed.evidence) == (False, "BPDA identity, the best, fail on 2 of 10 robust images")
+    assert (failed.passed, failed.evidence) == (
+        False,
+        "own gradients, BPDA identity fail together on 2 of 10 robust images",
+    )
 
 
 def test_views_are_added_up_over_shards():
     assert predicted([side({"own gradients": 0}), side({"own gradients": 2})], "base").passed
     assert not predicted([side({"own gradients": 1}), side({"own gradients": 2})], "base").passed
+
+
+def test_a_view_that_was_not_looked_at_in_a_shard_predicts_nothing_there():
+    shards = [side({"own gradients": 0}), side({"own gradients": 9, "transferred gradients": 3})]
+    found = predicted(shards, "candidate")
+    assert (found.passed, found.evidence) == (
+        False, "own gradients, transferred gradients fail together on 3 of 20 robust images",
+    )  # fmt: skip
 
 
 def test_masked_images_may_not_make_up_a_point_of_a_gain():
@@ -269,7 +280,7 @@ def test_a_random_model_is_refused():
         def forward(self, images):
             return net(images + 0.05 * torch.randn_like(images))
 
-    with pytest.raises(ModelError, match="candidate has random outputs, which an audit cannot judge"):
+    with pytest.raises(ModelError, match="candidate has random outputs, which cannot be judged"):
         audit(net, Noisy().eval(), (x, y), Threat("linf", "2/255"), plan=PLAN)
 
 

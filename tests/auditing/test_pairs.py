@@ -7,7 +7,19 @@ from lipforge.auditing.pairs import borrow, changed_pair, classes_of, folded_pai
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import as_data
 from lipforge.errors import InputError, ModelError, SiteError
-from lipforge.forge import TTA, Head, Transform, forge_, forged, forges, set_head_, set_mode_, set_tta_, with_tta
+from lipforge.forge import (
+    TTA,
+    Head,
+    Transform,
+    forge_,
+    forged,
+    forges,
+    set_head_,
+    set_mode_,
+    set_tta_,
+    straight_through,
+    with_tta,
+)
 from tests.nets import ResidualNet, images, seeded
 
 
@@ -104,9 +116,11 @@ def test_the_base_of_a_changed_model_gets_as_many_attacks_with_its_own_logits(pa
 
 @pytest.mark.parametrize("parts", [parts for parts in STAGES if parts.split()[0] in ("mirror", "diagonals")])
 def test_the_gradient_through_a_transform_is_that_of_the_transform_alone(parts):
-    """Witness: the vector-Jacobian product of the model without TTA on images that were transformed before."""
+    """Witness: the vector-Jacobian product of the model without TTA, straight through its masks, on images that were
+    transformed before."""
     model, x = changed(parts), images(2).double()
-    candidate, single = forged(model).double(), with_tta(model, None).double()
+    candidate = forged(model).double()
+    single = with_tta(straight_through(model) if "forge" in parts else model, None).double()
     views = changed_pair(model.double()).candidate.views
     for transform in (Transform(), Transform(True), Transform(False, 1, 1), Transform(False, -1, -1)):
         if f"{transform} alone" in views:
@@ -240,3 +254,27 @@ def test_a_pair_with_nothing_to_fold_stays_as_it_is():
     set_tta_(linear, "mirror")
     changed = changed_pair(linear)
     assert folded_pair(changed, images(3)) is changed
+
+
+def test_a_changed_model_in_any_pair_is_attacked_past_its_masks_and_through_its_transforms():
+    base, candidate, x = seeded(ResidualNet), changed("mirror forge"), images(3)
+    pair = pair_of(base, candidate)
+    assert list(pair.candidate.views) == [OWN, *STAGES["mirror forge"], TRANSFERRED]
+    assert all(torch.equal(view(x), candidate(x)) for view in pair.candidate.views.values())
+    expected = changed_pair(candidate).candidate.views
+    for name in STAGES["mirror forge"]:
+        torch.testing.assert_close(slope(pair.candidate.views[name], x), slope(expected[name], x))
+
+
+def test_so_is_a_changed_base_and_both_sides_have_as_many_attacks():
+    base, candidate = changed("mirror head").double(), seeded(ResidualNet, 1).double()
+    x = images(3).double()
+    pair = pair_of(base, candidate)
+    assert list(pair.base.views) == list(pair.candidate.views) == [*STAGES["mirror head"], TRANSFERRED]
+    assert all(torch.equal(view(x), base(x)) for view in pair.base.views.values())
+    expected = changed_pair(base).candidate.views
+    for name in STAGES["mirror head"]:
+        torch.testing.assert_close(slope(pair.base.views[name], x), slope(expected[name], x))
+    for original, folded in folded_views(folded_pair(pair, x)):
+        torch.testing.assert_close(folded(x), original(x))
+        torch.testing.assert_close(slope(folded, x), slope(original, x))

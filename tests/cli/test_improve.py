@@ -87,7 +87,10 @@ def test_test_images_are_warned_of_in_one_line(improved, data, tmp_path):
     ended = improved("--data", data.replace("images.npz", "test.npz"))
     assert ended.code == 0, ended.err
     assert f"note: going by its name, npz:{tmp_path / 'test.npz'} holds test images." in ended.err
-    assert len(ended.err.splitlines()) == 1
+    assert [line.startswith("note: ") for line in ended.err.splitlines()] == [
+        True,
+        True,
+    ]  # and that nothing was written
 
 
 @pytest.mark.parametrize(
@@ -104,3 +107,16 @@ def test_wrong_use_is_explained(improved, options, message):
     assert ended.code == 2
     assert message in ended.err
     assert "Traceback" not in ended.err
+
+
+def test_a_share_for_the_clean_accuracy_is_refused(improved):
+    ended = improved("--min-clean", "0.68")
+    assert ended.code == 2
+    assert "min-clean is in percent, got 0.68; for a share of 0.68 give 68" in " ".join(ended.err.split())
+
+
+def test_the_recipe_is_kept_in_the_run_unless_said_otherwise(improved, tmp_path):
+    ended = improved("--run", tmp_path / "run")
+    assert f"wrote {tmp_path / 'run' / 'recipe.json'}" in ended.out
+    assert load_recipe(tmp_path / "run" / "recipe.json").tta is not None
+    assert "no recipe was written: --out says where to" in improved().err

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lipforge.errors import InputError, ModelError
+from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.insert import remove_
 from lipforge.forge.recipe import architecture_digest, weights_digest
 from lipforge.forge.tta import NAMES, TTA, Transform, set_tta_, tta_of
@@ -287,3 +287,13 @@ def test_other_precisions_keep_their_type(dtype, mean):
     logits = copy.deepcopy(model).to(dtype)(images(2).to(dtype))
     assert logits.dtype == dtype
     torch.testing.assert_close(logits.float(), model(images(2)), atol=0.02, rtol=0)  # bfloat16 has 8 bits
+
+
+def test_tta_inside_a_model_is_named_instead_of_overlooked():
+    model = nn.Sequential(nn.Identity(), changed()).eval()
+    with pytest.raises(SiteError, match="TTA is set on '1' inside the model"):
+        tta_of(model)
+    with pytest.raises(SiteError, match="TTA is set on '1' inside the model"):
+        remove_(model)
+    set_tta_(model[1], None)
+    assert tta_of(model) is None

@@ -12,18 +12,25 @@ from lipforge.records import write_json
 from lipforge.results import record
 from lipforge.runs import RunDir
 from tests.improvement.lopsided import THREAT, Lopsided, symmetric
+from tests.nets import ResidualNet, images, seeded
 
 
 def found(folder: Path | None, rank: int = 0) -> dict[str, Any]:
-    """The result as JSON; with a folder it is also the run directory, and keeps the recipe."""
+    """The results as JSON; with a folder it has the run directories, and keeps the recipe."""
     run = None if folder is None else RunDir.open(folder / "run")
     result = improve(
         Lopsided(), symmetric(240), THREAT, calibrate=110, validate=120, max_cost=2, parts=("tta", "head"), run=run,
         shard_size=30, show_progress=False,
     )  # fmt: skip
+    net, x = seeded(ResidualNet), images(24)
+    forged = improve(
+        net, (x, net(x).argmax(dim=1)), THREAT, calibrate=16, validate=8, parts=("forge",), shard_size=4,
+        run=None if folder is None else RunDir.open(folder / "forged"), show_progress=False,
+    )  # fmt: skip
     if folder is not None and result.recipe is not None:
         result.recipe.save(folder / f"recipe-{rank}.json")
-    return {key: value for key, value in record(result.record).items() if key != "images"}
+    results = {"linear": record(result.record), "forged": record(forged.record)}
+    return {name: {key: one for key, one in found.items() if key != "images"} for name, found in results.items()}
 
 
 if __name__ == "__main__":

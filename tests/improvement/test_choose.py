@@ -118,3 +118,17 @@ def test_what_helped_is_tried_together_and_with_more_transforms():
 )
 def test_a_candidate_says_what_it_is_and_what_it_costs(candidate, label, cost):
     assert (candidate.label, candidate.cost) == (label, cost)
+
+
+def test_what_looks_masked_is_not_chosen_and_stops_nobody():
+    masked, sure = score("forge", 500, unreliable=True), score("mirror", 340, cost=2)
+    assert chosen(masked, sure)[0] == "mirror"
+    assert chosen(masked) == (
+        "nothing",
+        "nothing: no reliable candidate makes more validation images robust than the base",
+    )
+    tried = {Candidate(): score("nothing", 300), Candidate(("forge",)): masked}
+    best = best_so_far(tried, None)
+    assert best is not None
+    assert best.label == "nothing"
+    assert Candidate(("forge",), MORE) not in combinations(tried, [MIRROR, MORE])

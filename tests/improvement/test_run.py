@@ -4,11 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 import lipforge as lf
 from lipforge.batching import as_data
 from lipforge.data import from_arrays
-from lipforge.errors import InputError
+from lipforge.errors import InputError, ModelError
 from lipforge.forge import tta_of
 from lipforge.improvement import ImproveResult, improve
 from lipforge.results import record
@@ -123,6 +124,10 @@ def test_an_audit_of_images_that_chose_claims_nothing(tmp_path):
         ({"min_clean": 68}, "min_clean must be a share"),
         ({"tta": ["mirror x shifts"]}, "takes 10 forward passes per image, above max_cost 2"),
         ({"tta": ["sideways"]}, "tta must be"),
+        ({"tta": "mirror"}, r"must be a list of sets of transforms, such as \['mirror'\]"),
+        ({"tta": []}, "every set of transforms takes more than max_cost"),
+        ({"parts": ("tta", "forge"), "ratio": 5.0}, "ratio must be"),
+        ({"parts": ("tta", "forge"), "ratio": 0.0}, "ratio must be above 0 to try forging"),
     ],
 )
 def test_bad_settings_are_named(changes, message):
@@ -231,3 +236,51 @@ def test_candidates_with_masks_are_attacked_past_them_and_through_the_base(tmp_p
         "nothing": ["own gradients"],
         "forge": ["BPDA identity", "transferred gradients"],
     }
+
+
+class Noisy(Lopsided):
+    """Averaging it over its mirror image halves its noise, which would look like a gain."""
+
+    def forward(self, x):
+        return super().forward(x + 0.02 * torch.randn_like(x))
+
+
+def test_a_model_with_random_outputs_is_refused():
+    with pytest.raises(ModelError, match="model has random outputs"):
+        improve(Noisy(), IMAGES, THREAT, calibrate=0, validate=40, max_cost=2, parts=("tta",), show_progress=False)
+
+
+class Rounded(Lopsided):
+    """Its gradients are 0 everywhere, so that no attack along them finds anything."""
+
+    def forward(self, x):
+        return super().forward((64 * x).round() / 64)
+
+
+def test_a_gain_behind_masked_gradients_is_marked_and_not_chosen():
+    found = improve(
+        Rounded(), IMAGES, THREAT, calibrate=0, validate=20, max_cost=2, parts=("tta",), show_progress=False
+    )
+    assert found.candidates[1].unreliable, "Square breaks the base, but not as much of the mean"
+    assert found.chosen == "nothing"
+    assert "no reliable candidate" in found.reason
+
+
+def test_a_last_layer_that_computes_its_weight_is_left_out():
+    model = Lopsided()
+    nn.utils.parametrizations.weight_norm(model.head)
+    model.requires_grad_(False).eval()
+    found = improve(
+        model, IMAGES, THREAT, calibrate=110, validate=20, max_cost=2, parts=("tta", "head"), show_progress=False
+    )
+    assert [score.label for score in found.candidates] == ["nothing", "mirror"]
+    assert "computes its weight from others" in found.notes[0]
+
+
+def test_data_that_knows_its_training_images_gives_these_and_says_so(tmp_path):
+    found = improve(
+        seeded(ResidualNet), lf.load_data("cifar10-sample"), THREAT, calibrate=0, validate=2, max_cost=2,
+        parts=("tta",), show_progress=False,
+    )  # fmt: skip
+    assert found.data == "cifar10-sample:train/validation"
+    assert found.notes == ("images were drawn from cifar10-sample:train, the training images of cifar10-sample",)

@@ -167,19 +167,18 @@ class AttackedSide:
             self.outcome[position] = stage
 
     def look_for_masks(self, further: Mapping[str, Classifier] = MappingProxyType({})) -> None:
-        """Count for each view the robust images on which its gradients do not predict the side's logits, up to the view
-        that predicts them all: the later ones would tell nothing more."""
-        at = torch.tensor(self.robust, dtype=torch.int64, device=self.shard.x.device)
-        (x, y, ids), views = self.shard.at(at), {OWN: self.side.classifier, **self.side.views, **further}
-        known: dict[int, int] = {}  # one classifier may be several views
-        for name, view in views.items():
+        """Count for each view the robust images on which neither its gradients nor those of a view before it predict
+        the side's logits, up to the view that leaves none."""
+        at, looked = torch.tensor(self.robust, dtype=torch.int64, device=self.shard.x.device), set()
+        for name, view in {OWN: self.side.classifier, **self.side.views, **further}.items():
             view = view.original if isinstance(view, Prepared) else view
-            if id(view) not in known:
-                found = masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids) if len(at) else at
-                known[id(view)] = int(found.sum())
+            if len(at) and id(view) not in looked:  # one classifier may be several views
+                x, y, ids = self.shard.at(at)
                 self.forwards += LOOKED * len(at)
-            self.masked[name] = known[id(view)]
-            if not self.masked[name]:
+                at = at[masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids)]
+                looked.add(id(view))
+            self.masked[name] = len(at)
+            if not len(at):
                 return
 
     def correct(self, images: Tensor) -> list[bool]:
@@ -189,7 +188,7 @@ class AttackedSide:
     def summary(self) -> dict[str, Any]:
         """What the report needs of this side, ready for JSON; `early_stopped` has by stage the positions of the
         images robust at the end that it stopped early, `always_early_stopped` counts those that every gradient attack
-        did. `masked` counts by view the robust images that its gradients do not predict."""
+        did. `masked` counts by view the robust images that no gradients up to it predict."""
         robust = set(self.robust)
         stages = (NON_ADAPTIVE, *self.side.views, LONGER)
         return {

@@ -66,15 +66,14 @@ def _masking_checks(
 
 
 def predicted(parts: Sequence[Mapping[str, Any]], side: str, most: float | None = None) -> Check:
-    """Some gradients that the audit has of a side must predict it on its robust images, but for `most` of them. A view
-    that a part does not have was not looked at there, as another predicts all of its images."""
+    """Some gradients that the audit has of a side must predict it on each of its robust images, but for `most`."""
     name, robust = f"gradients predict the {side}", joined(parts, "outcome").count(ROBUST)
     if robust == 0:
         return Check(name, None, "no images are robust")
-    views = {view: sum(part["masked"].get(view, 0) for part in parts) for part in parts for view in part["masked"]}
-    best = min(views, key=lambda view: views[view])
-    text = f"{best}, the best, fail on {views[best]} of {robust} robust images"
-    return Check(name, views[best] <= (PREDICTED * robust if most is None else most), text)
+    left = sum(min(part["masked"].values()) for part in parts)
+    views = max((part["masked"] for part in parts), key=len)
+    text = f"{', '.join(views)} fail together on {left} of {robust} robust images"
+    return Check(name, left <= (PREDICTED * robust if most is None else most), text)
 
 
 def black_box(outcome: Sequence[str], side: str) -> Check:

@@ -26,6 +26,7 @@ from lipforge.forge import (
     tta_of,
     with_tta,
 )
+from lipforge.forge.insert import is_changed
 from lipforge.types import Classifier
 
 BPDA = "BPDA identity"
@@ -64,7 +65,9 @@ def changed_pair(model: nn.Module) -> Pair:
     other = {f"{one} alone": TTA((one,)) for one in transforms}
     if tta is not None and tta.mean != "logits":
         other["mean of logits"] = TTA(tta.transforms)
-    sources, base_sources = ({name: with_tta(side, one) for name, one in other.items()} for side in (candidate, base))
+    # Past the masks too: through a transform alone, masked gradients would be no better than the whole model's.
+    inner = straight_through(model) if masked else candidate
+    sources, base_sources = ({name: with_tta(side, one) for name, one in other.items()} for side in (inner, base))
     borrowed = {name: borrow(candidate, source) for name, source in sources.items()}
     return _pair(base, candidate, {**own, **borrowed}, {**own, **sources}, model, base_sources)
 
@@ -81,8 +84,25 @@ def pair_of(base: Classifier, candidate: Classifier, surrogates: Mapping[str, Cl
             raise InputError(f"{name} must be a classifier (images to logits), got {type(classifier).__name__}")
         if isinstance(classifier, nn.Module):
             check_eval(classifier)
-    views = {OWN: candidate, **{name: borrow(candidate, source) for name, source in surrogates.items()}}
-    return _pair(base, candidate, views, {OWN: candidate, **surrogates}, None)
+    base_sources, sources = _own_sources(base), {**_own_sources(candidate), **surrogates}
+    missing = dict.fromkeys((name for name in base_sources if name not in sources), candidate)
+    views = {name: borrow(candidate, source) for name, source in sources.items()}
+    return _pair(
+        base,
+        candidate,
+        {OWN: candidate, **views, **missing},
+        {OWN: candidate, **sources, **missing},
+        None,
+        base_sources,
+    )
+
+
+def _own_sources(classifier: Classifier) -> dict[str, Classifier]:
+    """What gets at the gradients of a model that lipforge changed: past its masks, and through each transform alone."""
+    if not (isinstance(classifier, nn.Module) and is_changed(classifier)):
+        return {}
+    sources = changed_pair(classifier).candidate.sources
+    return {name: source for name, source in sources.items() if name not in (OWN, TRANSFERRED)}
 
 
 def _pair(
@@ -136,12 +156,23 @@ def _folded_views(pair: Pair, images: Tensor) -> Pair | None:
 
 
 def _folded_classifiers(pair: Pair, images: Tensor) -> Pair | None:
-    base, candidate, given = pair.base.classifier, pair.candidate.classifier, pair.candidate.sources
-    folded = {id(each): folded_copy(each, images, "float32")[0] for each in (base, candidate, *given.values())}
-    if all(id(each) in folded for each in folded.values()):
+    every = {
+        id(each): each for side in (pair.base, pair.candidate) for each in (side.classifier, *side.sources.values())
+    }
+    folded = {key: folded_copy(each, images, "float32")[0] for key, each in every.items()}
+    if all(folded[key] is each for key, each in every.items()):
         return None
-    surrogates = {name: folded[id(each)] for name, each in given.items() if name not in (OWN, TRANSFERRED)}
-    return pair_of(folded[id(base)], folded[id(candidate)], surrogates)
+
+    def copied(side: Side) -> Side:
+        sources = {name: folded[id(source)] for name, source in side.sources.items()}
+        own, classifier = (
+            {name for name in sources if side.views[name] is side.sources[name]},
+            folded[id(side.classifier)],
+        )
+        views = {name: source if name in own else borrow(classifier, source) for name, source in sources.items()}
+        return Side(classifier, views, sources)
+
+    return replace(pair, base=copied(pair.base), candidate=copied(pair.candidate))
 
 
 def borrow(judge: Classifier, source: Classifier) -> Classifier:
@@ -173,7 +204,7 @@ def check_steady(name: str, classifier: Classifier, x: Tensor) -> None:
     """Raise if the classifier gives other logits when it is asked again: one lucky draw would count as broken."""
     if differs(logits_of(classifier, x), [logits_of(classifier, x) for _ in range(2)]):
         raise ModelError(
-            f"{name} has random outputs, which an audit cannot judge: one unlucky draw would count as broken. Fix the "
+            f"{name} has random outputs, which cannot be judged: one unlucky draw would count as broken. Fix the "
             "randomness, or audit the mean of its logits over draws with fixed seeds; to attack a random model use "
             "lipforge evaluate --attack autoattack:version=rand"
         )

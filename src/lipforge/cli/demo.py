@@ -192,7 +192,7 @@ def _show(result: "DemoResult", report: Path) -> None:
     chosen = (
         "It was chosen on some test images and judged on others."
         if result.chosen == "mirror"
-        else "The held-out images were too few to choose it; the audit judged it on others all the same."
+        else "It was not chosen; the audit judged it on other images all the same."
     )
     say(
         "\nThe second change averages the logits of the image and its mirror image: no mask, no training, two forward "

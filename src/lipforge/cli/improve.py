@@ -9,6 +9,7 @@ from typer import Option
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.errors import InputError
 from lipforge.text import points_text, share_text
 from lipforge.types import parse_number
 
@@ -40,7 +41,9 @@ def improve(
     ] = None,
     min_clean: Annotated[float | None, Option(help="The lowest clean accuracy allowed, in percent.")] = None,
     ratio: Annotated[str, Option(help="The ratio of forged functions.")] = "2^-7",
-    out: Annotated[str | None, Option(help="Write the recipe of the choice here.")] = None,
+    out: Annotated[
+        str | None, Option(help="Write the recipe of the choice here; with --run, into it by default.")
+    ] = None,
     shard_size: options.ShardSize = 100,
     json: options.Json = False,
 ) -> None:
@@ -60,6 +63,12 @@ def improve(
 
     if out is not None:
         options.check_out(out)
+    if min_clean is not None and 0 < min_clean <= 1:
+        raise InputError(
+            f"min-clean is in percent, got {min_clean:g}; for a share of {min_clean:g} give {100 * min_clean:g}"
+        )
+    if out is None and keep.run:
+        out = str(Path(keep.run) / "recipe.json")
     threat = threats.threat
     with options.session(models, data) as (rank, images, model, _):
         found = lf.improve(
@@ -85,6 +94,8 @@ def improve(
     words = [models.model, *(["--weights", models.weights] if models.weights else []), "--recipe", out or "RECIPE"]
     words += ["--norm", threat.norm, "--eps", str(threat).split()[1], *(["--run", keep.run] if keep.run else [])]
     _report(models.model, found, written, shlex.join(map(str, words)), json)
+    if found.recipe is not None and out is None and not json:
+        note("no recipe was written: --out says where to")
     if found.recipe is None:
         note(f"no recipe was written: the answer is nothing, so there is none to apply or to audit{_set_aside(out)}")
 
@@ -100,7 +111,7 @@ def _set_aside(out: str | None) -> str:
 def _report(model: str, found: "lf.ImproveResult", written: list[str], audit: str, json: bool) -> None:
     if printed(json, found.record, recipe=found.recipe and found.recipe.to_dict()):
         return
-    about = f"{found.attack} {found.threat}, past masks, through the base's gradients; {found.data}"
+    about = f"{found.attack} {found.threat}, then restarts (with masks: BPDA, the base's gradients); {found.data}"
     columns = ["candidate", ">passes", ">fitting", ">clean", ">robust", "robust change", "clean change", ">p"]
     show_table(f"{model}: {about}, n = {found.count}, seed {found.seed}", columns, map(_row, found.candidates))
     say(found.reason)
@@ -113,6 +124,7 @@ def _report(model: str, found: "lf.ImproveResult", written: list[str], audit: st
 
 def _row(score: "CandidateScore") -> list[str]:
     robust = f"{share_text(score.robust_accuracy, score.interval)} {score.robust_count}/{score.count}"
+    robust += " unreliable" if score.unreliable else ""
     shown = [score.label, str(score.cost), f"{score.preparation:.0f} s" if score.preparation else ""]
     shown += [share_text(score.clean_accuracy, score.clean_interval), robust]
     if score.robust_change is None or score.clean_change is None:

@@ -117,7 +117,7 @@ class TTA:
 
 def set_tta_(model: nn.Module, tta: TTA | str | None) -> None:
     """Make `model` answer with the mean over transformed copies of each image; None takes that out again."""
-    inner = unwrap(model)
+    inner = _root(model)
     if tta is not None and not isinstance(tta, TTA):
         tta = TTA.parse(tta)
     if tta is not None:
@@ -132,8 +132,17 @@ def set_tta_(model: nn.Module, tta: TTA | str | None) -> None:
 
 def tta_of(model: nn.Module) -> TTA | None:
     """What `set_tta_` gave the model, or None."""
-    inner = unwrap(model)
+    inner = _root(model)
     return inner.lipforge_tta if isinstance(inner, WithTTA) else None
+
+
+def _root(model: nn.Module) -> nn.Module:
+    """The module that may have TTA; an error if one inside it does, which would go unnoticed."""
+    inner = unwrap(model)
+    for name, module in inner.named_modules():
+        if module is not inner and isinstance(module, WithTTA):
+            raise SiteError(f"TTA is set on '{name}' inside the model; remove it there, and set it on the whole model")
+    return inner
 
 
 def _check_root(model: nn.Module) -> None:

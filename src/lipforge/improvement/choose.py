@@ -48,7 +48,7 @@ def combinations(
 
 def best_so_far(tried: Mapping[Candidate, CandidateScore], min_clean: float | None) -> CandidateScore | None:
     """The candidate with most robust images of those that may be chosen; the base is one of them."""
-    allowed = [score for score in tried.values() if score.status != "stopped" and clean_enough(score, min_clean)]
+    allowed = [score for score in tried.values() if score.status != "stopped" and may_be_chosen(score, min_clean)]
     return max(allowed, key=lambda score: score.robust_count, default=None)
 
 
@@ -63,8 +63,8 @@ def choose(scores: Sequence[CandidateScore], min_clean: float | None) -> tuple[C
     """The candidate to use, and why: of those whose gain survives the correction the one with most robust images, or
     a cheaper one that has nearly (WORTH) as many."""
     base, *others = scores
-    allowed = [score for score in others if score.status == "attacked" and clean_enough(score, min_clean)]
-    sure = [score for score in allowed if _gains(score) and (score.p_value or 0) <= SIGNIFICANT]
+    allowed = [score for score in others if score.status == "attacked" and may_be_chosen(score, min_clean)]
+    sure = [score for score in allowed if _gains(score) and _p_value(score) <= SIGNIFICANT]
     if not sure:
         return base, _why_nothing(others, allowed, min_clean)
     most = max(score.robust_count for score in sure)
@@ -81,15 +81,21 @@ def choose(scores: Sequence[CandidateScore], min_clean: float | None) -> tuple[C
     )
 
 
-def clean_enough(score: CandidateScore, min_clean: float | None) -> bool:
-    """Whether a candidate may be chosen; the base always may."""
-    return min_clean is None or score.status == "base" or score.clean_accuracy >= min_clean
+def may_be_chosen(score: CandidateScore, min_clean: float | None) -> bool:
+    """Whether a candidate is reliable and has enough clean accuracy; the base always may."""
+    clean_enough = min_clean is None or score.clean_accuracy >= min_clean
+    return score.status == "base" or (clean_enough and not score.unreliable)
 
 
 def _helps(score: CandidateScore, min_clean: float | None) -> bool:
     change = score.robust_change
     helps = score.status == "attacked" and change is not None and change.difference >= WORTH
-    return helps and clean_enough(score, min_clean)
+    return helps and may_be_chosen(score, min_clean)
+
+
+def _p_value(score: CandidateScore) -> float:
+    assert score.p_value is not None
+    return score.p_value
 
 
 def _gains(score: CandidateScore) -> bool:
@@ -104,7 +110,8 @@ def _why_nothing(others: Sequence[CandidateScore], allowed: Sequence[CandidateSc
     gaining = [score for score in allowed if _gains(score)]
     if not gaining:
         lost = "" if min_clean is None else f" with a clean accuracy of {100 * min_clean:g} % or more"
-        return f"nothing: no candidate{lost} makes more validation images robust than the base"
+        doubtful = "reliable " if any(score.unreliable for score in others) else ""
+        return f"nothing: no {doubtful}candidate{lost} makes more validation images robust than the base"
     best = max(gaining, key=lambda score: score.robust_count)
     change = best.robust_change
     assert change is not None

@@ -185,6 +185,8 @@ def _why_no_head(name: str, layer: nn.Module, inputs: Tensor, output: Tensor, *,
         return f"the last layer, '{name}', is a {type(layer).__name__}"
     if not torch.equal(output, logits):
         return f"something changes the output of the last layer, '{name}', before it becomes the logits"
+    if layer._parameters.get("weight") is None or "bias" not in layer._parameters:
+        return f"the last layer, '{name}', computes its weight from others (weight_norm, parametrizations)"
     if calls > 1:
         return f"the last layer, '{name}', is called {calls} times"
     if hasattr(layer, "unforged_class") or not torch.equal(F.linear(inputs, layer.weight, layer.bias), output):
@@ -240,7 +242,7 @@ def _collect(features: Classifier, batches: Iterable[Numbered]) -> Features:
     found = []
     for batch in batches:
         with torch.no_grad():
-            found.append((features(batch.x).double().cpu(), batch.y.cpu()))
+            found.append((features(batch.x).cpu().double(), batch.y.cpu()))  # MPS has no float64
     return Features(*(torch.cat(part) for part in zip(*found, strict=True)))
 
 
@@ -270,9 +272,9 @@ def fit_linear(
     objective: Objective, own: Head, adversarial: Features, clean: Features | None = None, *, start: Head | None = None
 ) -> Head:
     """The head that minimises the objective, by L-BFGS in float64 from `start` or `own`, in the dtype of `own`."""
-    origin = own.map(lambda part: part.double().cpu())
+    origin = own.map(lambda part: part.cpu().double())
     # Clones: the optimizer writes into them, and a head in float64 on the CPU would be written into itself.
-    head = (start or own).map(lambda part: part.double().cpu().clone().requires_grad_())
+    head = (start or own).map(lambda part: part.cpu().double().clone().requires_grad_())
     optimizer = torch.optim.LBFGS(
         head.parts, max_iter=ITERATIONS, tolerance_grad=1e-8, tolerance_change=1e-12, line_search_fn="strong_wolfe"
     )

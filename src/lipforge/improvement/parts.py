@@ -9,11 +9,12 @@ from torch import nn
 
 from lipforge.auditing import classes_of
 from lipforge.batching import BATCH_SIZE, ImageData
-from lipforge.errors import InputError, ModelError, SiteError
+from lipforge.errors import ModelError, SiteError
 from lipforge.forge import TTA, Forge, Head, Recipe, find_sites, forge_, plain, recipe_of
 from lipforge.forge.recipe import SiteRecipe, architecture_digest, recipe_from_dict, weights_digest
 from lipforge.improvement.affine import fit_affine
 from lipforge.improvement.head import fit_head
+from lipforge.ranks import alone
 from lipforge.runs import Experiment
 from lipforge.runs.identity import threat_slug
 from lipforge.runs.workers import work
@@ -54,8 +55,9 @@ def fit_parts(
         def compute(part: range, fit: Callable[[], tuple[Recipe, str]] = fits[name]) -> dict[str, Any]:
             started = time.perf_counter()
             try:
-                recipe, remark = fit()
-            except (InputError, ModelError, SiteError) as error:  # as for a head where the last layer is not linear
+                with alone():  # the other ranks wait for what this one finds
+                    recipe, remark = fit()
+            except (ModelError, SiteError) as error:  # as for a head where the last layer is not linear
                 return {"recipe": None, "seconds": 0.0, "remark": str(error)}
             return {"recipe": recipe.to_dict(), "seconds": time.perf_counter() - started, "remark": remark}
 
@@ -97,12 +99,13 @@ def _head(
 
 
 def _check_classes(model: nn.Module, data: ImageData) -> None:
-    """Raise if a class of the model has no image: a fit would unlearn it, and no held-out image of it would tell."""
+    """Raise if a class of the model has no image: a fit would unlearn it, and no held-out image of it would tell. The
+    head is then left out, as for a model without one."""
     labels = {int(label) for _, labels in data.batches(BATCH_SIZE) for label in labels}
     classes = classes_of(model, data)
     if missing := sorted(set(range(classes)) - labels):
         named = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
-        raise InputError(
+        raise ModelError(
             f"data must have images of every class to refit the head, but {len(missing)} of {classes} classes have "
             f"none ({named}); give more images, or leave the head as it is"
         )

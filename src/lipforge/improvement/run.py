@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lipforge.attacks import attack_text
 from lipforge.auditing import audit_plan, classes_of
 from lipforge.auditing.attacks import AttackedSide
-from lipforge.auditing.pairs import BPDA, Side, changed_pair, folded_pair
+from lipforge.auditing.pairs import BPDA, Side, changed_pair, check_steady, folded_pair
 from lipforge.auditing.plan import NON_ADAPTIVE, OWN, TRANSFERRED, Plan
 from lipforge.batching import ImageData, as_data
 from lipforge.data import split
@@ -21,12 +21,14 @@ from lipforge.errors import InputError
 from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of, summary
 from lipforge.forge import TTA, Recipe, forges, plain
 from lipforge.forge.insert import is_changed
+from lipforge.forge.layer import check_ratio
 from lipforge.forge.tta import NAMES
 from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, combinations, corrected
 from lipforge.improvement.parts import RATIO, Fitted, combined, fit_parts
 from lipforge.ranks import is_first
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST
+from lipforge.results.evaluation import unreliable_notes
 from lipforge.results.improve import CandidateScore, Improvement
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch
 from lipforge.runs.identity import image_digests, slug, threat_slug
@@ -39,6 +41,7 @@ NO_MIRROR = ("mnist", "usps", "svhn", "digit", "letter", "omniglot", "gtsrb", "t
 """Words in the names of data sets whose mirror images mean something else: digits, letters, traffic signs."""
 TEST_SET = re.compile(r"(?<![a-z])test(?![a-z])[^/:]*(/(first|random) \d+)*$", re.IGNORECASE)
 """The name of a set of test images, or of some of them: cifar10:test, x_test.npz, test/first 100; no folder above."""
+DRAWN = "images were drawn from {}, the training images of {}"
 MIRRORED = "the mirror image was not tried: in {} it may be of another class; tta=['mirror'] tries it all the same"
 
 
@@ -77,8 +80,9 @@ def improve(
 ) -> ImproveResult:
     """The change that makes a trained `model` harder to fool for at most `max_cost` forward passes per image.
 
-    `calibrate` images of `data` fit the parts and `validate` others choose among them, drawn at random by `seed`; use
-    training images, so that test images can judge the choice: `audit(result.model, test, threat)`. Base and
+    `calibrate` images of `data`, or of its training images where it knows them, fit the parts and `validate` others
+    choose among them, drawn at random by `seed`; test images can then judge the choice: `audit(result.model, test,
+    threat)`. What looks more robust than it is, because its gradients are masked, is not chosen. Base and
     candidates are attacked by `fast` and again from new starts, one with masks past its masks and through the base's
     gradients instead. Every part is tried alone, then what helped together. `parts` are of "tta", "head", "affine" and
     "forge"; `tta` are the sets of transforms to try instead of the usual ones. Candidates below `min_clean` (clean
@@ -88,6 +92,8 @@ def improve(
     fitted = tuple(part for part in PARTS if part in parts and part != "tta")
     ttas = _transform_sets(data, tta, max_cost) if "tta" in parts else ()
     _check(model, parts, fitted, tta, max_cost, calibrate, validate, min_clean)
+    if "forge" in parts and check_ratio(ratio) == 0:
+        raise InputError("ratio must be above 0 to try forging: with 0 nothing changes; leave 'forge' out of parts")
     calibration, validation, _ = split(data, calibrate if fitted else 0, validate, seed=seed)
     _refuse_overlap(calibration, validation)
     _warn_of_test_images(validation.name.removesuffix("/validation"))
@@ -98,10 +104,11 @@ def improve(
     trial = Trial(experiment, model, threat, plan, found, min_clean)
     helped = [name for name in fitted if not found[name].remark]
     if not helped and not ttas:
-        raise InputError(f"there is nothing to try: {'; '.join(_notes(None, found))}")
+        too_dear = ["every set of transforms takes more than max_cost forward passes"] if "tta" in parts else []
+        raise InputError(f"there is nothing to try: {'; '.join([*too_dear, *_notes(None, found)])}")
     scores = corrected(list(trial.scores(helped, ttas).values()))
     best, reason = choose(scores, min_clean)
-    about = setting_of(experiment, plan.non_adaptive, threat, seed)
+    about, training = setting_of(experiment, plan.non_adaptive, threat, seed), getattr(data, "training", None)
     record = Improvement(
         chosen=best.label,
         reason=reason,
@@ -114,6 +121,7 @@ def improve(
         notes=(
             *_notes(best, found),
             *((MIRRORED.format(data.name),) if ttas and not tta and _unmirrored(data) else ()),
+            *((DRAWN.format(training.name, data.name),) if training is not None else ()),
         ),
         images=image_digests(calibration) + image_digests(validation) if run is not None else (),
         model_name=name,
@@ -200,6 +208,7 @@ class Trial:
         return changed
 
     def _side(self, changed: nn.Module, views: Sequence[str], prepared: Classifier) -> Side:
+        check_steady("model", changed, first_images(self.experiment))
         if views == (OWN,):
             return Side(changed, {OWN: prepared}, {})
         pair = folded_pair(changed_pair(changed), first_images(self.experiment))
@@ -223,6 +232,7 @@ class Trial:
             preparation=sum(self.found[part].seconds for part in candidate.fitted),
             status="base" if base is None else "attacked" if whole else "stopped",
             **about,
+            unreliable=bool(unreliable_notes(about["notes"], len(outcome), list(outcome).count(ROBUST))),
             clean_change=clean,
             robust_change=change,
             p_value=None,
@@ -236,6 +246,8 @@ def _upper(best: Sequence[bool], robust: Sequence[bool]) -> float:
 def _transform_sets(data: ImageData, asked: Sequence[TTA | str] | None, max_cost: int) -> tuple[TTA, ...]:
     """The sets of transforms to try within the cost, cheapest first: those asked for, or by default the mirror image
     and its products with shifts; without the mirror where the images are digits or letters."""
+    if isinstance(asked, str):
+        raise InputError(f"tta must be a list of sets of transforms, such as [{asked!r}], got a text")
     if asked is not None:
         sets = [one if isinstance(one, TTA) else TTA.parse(one) for one in asked]
         if above := [one for one in sets if one.cost > max_cost]:

@@ -17,7 +17,8 @@ class CandidateScore(PerOutcome):
 
     `cost` are forward passes per image, `preparation` the seconds that fitting its parts took. `p_value` is that of the
     robust change after Holm's correction over all candidates. `status` is "base", "attacked" or "stopped" (clearly
-    worse than another candidate after `count` images). Intervals and p-values hold however often one looked.
+    worse than another candidate after `count` images). One that is `unreliable`, because its gradients look masked,
+    is not chosen. Intervals and p-values hold however often one looked.
     """
 
     label: str
@@ -38,6 +39,7 @@ class CandidateScore(PerOutcome):
     seconds: float
     outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
+    unreliable: bool = False
 
 
 @dataclass(frozen=True)

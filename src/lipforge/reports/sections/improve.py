@@ -26,7 +26,7 @@ def _figure(found: Improvement) -> Figure:
     panels = [_panel(found, "forward passes per image", lambda score: float(score.cost))]
     if any(score.preparation for score in found.candidates):
         panels.append(_panel(found, "minutes of fitting", lambda score: score.preparation / 60))
-    title = f"{found.attack} {found.threat} and adaptive attacks, {found.data}, n = {found.count:,}"
+    title = f"{found.attack} {found.threat} and restarts or BPDA, {found.data}, n = {found.count:,}"
     caption = f"Robust accuracy over cost ({title}). Chosen: {found.chosen}."
     return Figure(caption, tuple(panels), _table(found, f"Changes that were tried ({title})"))
 
@@ -64,6 +64,7 @@ def _row(found: Improvement, score: CandidateScore) -> tuple[Cell, ...]:
     robust, clean = (None if one is None else points_text(one.difference, one.interval) for one in changes)
     counts = (None, None) if score.robust_change is None else (score.robust_change.gained, score.robust_change.lost)
     name = f"{score.label} (chosen)" if score.label == found.chosen else score.label
+    name += " (unreliable: gradients look masked)" if score.unreliable else ""
     return (name, score.cost, f"{score.preparation:.0f} s", score.count,
             Share(score.clean_accuracy, score.clean_interval), Share(score.robust_accuracy, score.interval), robust,
             clean, *counts, None if score.p_value is None else f"{score.p_value:.2g}", score.status)  # fmt: skip
