@@ -20,6 +20,7 @@ from peers import eps_of, load_any
 import lipforge as lf
 from lipforge.data.subsets import view
 from lipforge.improvement import fit_head
+from lipforge.results import Improvement
 from lipforge.runs.identity import slug
 from lipforge.text import points_text
 
@@ -43,7 +44,6 @@ def main() -> None:
     images = range(options.first, options.first + options.images)
     judged = view(test, list(images), name=f"cifar10:test/{images.start} to {images.stop - 1}")
     rows: list[dict[str, Any]] = []
-    tried: dict[str, lf.ImproveResult] = {}
     for name in options.models.split(","):
         model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
         with lf.RunDir.open(options.runs / name) as run:
@@ -51,7 +51,6 @@ def main() -> None:
                 model, train, threat, calibrate=options.calibrate, validate=options.validate,
                 max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
             )  # fmt: skip
-            tried[f"{name}, {threat.eps * 255:g}/255"] = found
             print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
         if found.recipe is None:
             rows.append({"model": name, "verdict": None, "text": f"| {name}, {threat.eps * 255:g}/255 | | {found} |"})
@@ -64,7 +63,7 @@ def main() -> None:
     print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     print("\n".join(row["text"] for row in rows))
     if options.plot is not None:
-        plot(tried, options.plot)
+        plot(kept(options.runs), options.plot)
     print(json.dumps(rows))
 
 
@@ -80,7 +79,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=2000, help="the position of the first of them")
     parser.add_argument("--all-images", action="store_true", help="audit all of them, though fewer decide")
     parser.add_argument("--cost", action="store_true", help="only time attacks on the mirror TTA, and refits")
-    parser.add_argument("--plot", type=Path, help="draw what was tried as .svg or .png")
+    parser.add_argument("--plot", type=Path, help="draw what all runs in --runs tried, as .svg or .png")
     parser.add_argument("--runs", type=Path, default=RUNS)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
@@ -114,7 +113,17 @@ def line(score: Any) -> str:
     return f"  {score.label}: {accuracies}{gain}; {spent}; {score.status}, n = {score.count}"
 
 
-def plot(tried: dict[str, lf.ImproveResult], path: Path) -> None:
+def kept(runs: Path) -> dict[str, Improvement]:
+    """What was tried in all run directories of a folder, by model and eps."""
+    found = {}
+    for folder in sorted(path for path in runs.iterdir() if (path / "results").is_dir()):
+        with lf.RunDir.open(folder) as run:
+            results = [run.read_result(name) for name in run.results()]
+        found |= {f"{folder.name}, {one.threat.split()[1]}": one for one in results if isinstance(one, Improvement)}
+    return found
+
+
+def plot(tried: dict[str, Improvement], path: Path) -> None:
     """Change in robust accuracy on the validation images over forward passes, and over minutes of fitting."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
@@ -131,7 +140,8 @@ def plot(tried: dict[str, lf.ImproveResult], path: Path) -> None:
             left.errorbar(score.cost + offset, *at, **style)
             right.errorbar(score.preparation / 60 + 0.3 * offset, *at, **style)
         left.plot([], [], color=colour, marker="o", ls="", label=name)
-    for kind, marker in MARKERS.items():
+    parts = {part for found in tried.values() for score in found.candidates for part in score.parts}
+    for kind, marker in ((kind, marker) for kind, marker in MARKERS.items() if kind == "tta" or kind in parts):
         right.plot([], [], color="grey", markerfacecolor="white", marker=marker, ls="", label=LABELS[kind])
     for axes, title in ((left, "forward passes per image"), (right, "minutes of fitting")):
         axes.axhline(0, color="black", lw=0.8)
