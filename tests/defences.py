@@ -203,6 +203,23 @@ class Decoy(nn.Module):
         return logits + term[:, None] * F.one_hot(logits.argmax(dim=1), logits.shape[1])
 
 
+class LinearDecoy(nn.Module):
+    """Keeps the class of the base; all other logits are linear in the image and know nothing of the base, so that
+    their gradients are true and lead nowhere."""
+
+    def __init__(self, base: nn.Module) -> None:
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.no_grad():
+            logits = self.base(x)
+        signs = torch.randint(0, 2, (logits.shape[1], x[0].numel()), generator=torch.Generator().manual_seed(0))
+        line = (x.flatten(1) - 0.5) @ (2.0 * signs.to(x) - 1).T / x[0].numel()
+        others = 100 * (line - 25 * LEVEL)
+        return torch.where(F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool(), torch.zeros_like(others), others)
+
+
 class LabelChange(nn.Module):
     """Swaps the two largest logits of an image with more high-frequency energy than nearly all clean ones have."""
 
@@ -367,6 +384,7 @@ DEFENCES = (
     *(on_images(f"wiggle {size:g}/255 at {rate}", wiggle(size * LEVEL, rate)) for size, rate in WIGGLES),
     on_layers("hidden wiggle", wiggle(0.05, 1000)),
     Defence("decoy", lambda base: Decoy(base).eval(), base_only, 0.0),
+    Defence("linear decoy", lambda base: LinearDecoy(base).eval(), base_only, 0.0),
     on_layers("k-WTA 20 %", top_share(0.2), 0.15),
     on_images("negated gradient", WrongGradient(1.0)),
     on_images("half wrong gradient", WrongGradient(0.5)),

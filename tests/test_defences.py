@@ -19,6 +19,7 @@ OVERSTATED = (
     "wiggle 1/255 at 6000",
     "hidden wiggle",
     "decoy",
+    "linear decoy",
     "negated gradient",
     "half wrong gradient",
     "saturated logits",
@@ -55,7 +56,8 @@ def test_a_defence_is_a_classifier_that_keeps_its_accuracy(built, base, data):
     assert logits.isfinite().all()
     assert not any(module.training for module in defended.modules())
     assert torch.equal(logits, defended(x)) != defence.random
-    assert int((logits.argmax(dim=1) == y).sum()) >= int(correct(base, x, y).sum()) - 32 * defence.tolerance
+    kept = correct(defence.judge(defended), x, y)  # a random defence by its mean logits: one draw may be unlucky
+    assert int(kept.sum()) >= int(correct(base, x, y).sum()) - 32 * defence.tolerance
 
 
 def test_truths_judge_as_the_defence_and_have_gradients(built, base, data):

@@ -1,17 +1,22 @@
 """One way to read images, whatever they come in, and the checks that every reader owes its user."""
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeGuard, runtime_checkable
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
 
+from lipforge.digests import tensor_bytes
 from lipforge.errors import InputError, ModelError
+from lipforge.sources import array_images, check_loader, is_map_style, is_whole, map_data, name_of, read_whole
 
 BATCH_SIZE = 128
+ARRAYS = (Tensor, np.ndarray)
 
 
 @runtime_checkable
@@ -32,8 +37,11 @@ class ImageData(Protocol):
         ...
 
 
-ImageSource: TypeAlias = Tensor | tuple[Tensor, Tensor] | ImageData | Dataset[Any] | Iterable[Any]
-"""Images, an (images, labels) pair, an `ImageData`, a torch `Dataset` or `DataLoader`, or any iterable of batches."""
+Array: TypeAlias = Tensor | npt.NDArray[Any]
+ImageSource: TypeAlias = Array | tuple[Array, Array] | ImageData | Dataset[Any] | Iterable[Any]
+"""Images, an (images, labels) pair, an `ImageData`, a data set of torch or Hugging Face, a `DataLoader`, or batches."""
+LabelledSource: TypeAlias = ImageData | tuple[Array, Array] | Dataset[Any] | Iterable[Any]
+"""What `as_data` takes: images with labels."""
 
 
 class Batch(NamedTuple):
@@ -56,7 +64,7 @@ def batches(source: ImageSource, batch_size: int = BATCH_SIZE) -> Iterator[Batch
         if len(images) == 0:
             continue
         _check_labels(images, labels)
-        yield Batch(images, labels, first)
+        yield Batch(images, _as_int64(labels), first)
         first += len(images)
     if first == 0:
         raise InputError("images must not be empty: the source gave no image at all")
@@ -133,16 +141,21 @@ def peek(source: ImageSource, batch_size: int = BATCH_SIZE) -> tuple[Tensor, Ima
 
 def raw_batches(source: ImageSource, batch_size: int) -> Iterable[Any]:
     """The batches of `source` as they come, unchecked."""
+    if isinstance(source, np.ndarray):
+        source = array_images(source)
     if isinstance(source, Tensor):
         return torch.split(source, batch_size) if len(source) else ()
     if _is_pair(source):
         _check_labels(*source)
+        source = tuple(map(_as_tensor, source))
         return PairData(*source).batches(batch_size) if len(source[0]) else ()
     if isinstance(source, ImageData):
         return source.batches(batch_size)
     if isinstance(source, Dataset):
         # A generator of its own: a DataLoader draws its seed from the caller's global one otherwise.
         return DataLoader(source, batch_size=batch_size, generator=torch.Generator())
+    if is_map_style(source):
+        return as_data(source).batches(batch_size)
     if isinstance(source, Iterable):
         return source
     raise InputError(f"images must be a tensor, a data set or an iterable of batches, got {type(source).__name__}")
@@ -153,8 +166,9 @@ def _check_labels(images: Tensor, labels: Tensor | None) -> None:
         raise InputError(f"labels must be one per image, got {len(labels)} labels for {len(images)} images")
 
 
-def _is_pair(source: Any) -> TypeGuard[tuple[Tensor, Tensor]]:
-    return isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, Tensor) for part in source)
+def _is_pair(source: Any) -> TypeGuard[tuple[Any, Any]]:
+    """Whether `source` is (images, labels): two tensors, or two arrays."""
+    return isinstance(source, tuple) and len(source) == 2 and all(isinstance(part, ARRAYS) for part in source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,27 +197,59 @@ class PairData:
         """Name, count and a digest of all images: they are in memory anyway."""
         digest = hashlib.sha256()
         for images, labels in self.batches():
-            digest.update(images.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-            digest.update(labels.cpu().to(torch.int64).contiguous().numpy().data)
+            digest.update(tensor_bytes(images))
+            digest.update(tensor_bytes(labels.to(torch.int64)))
         return {"name": self.name, "count": len(self), "digest": digest.hexdigest()}
 
 
 def as_data(data: Any) -> ImageData:
-    """`data` if it is a data set, a data set of its own for an (images, labels) pair."""
+    """`data` if it is a data set of lipforge, or one over what other tools have.
+
+    Images and labels may be a pair of tensors or NumPy arrays, in memory; a map-style data set (torch, torchvision,
+    Hugging Face), whose items are read by position when they are asked for; a DataLoader, which stands for all of its
+    data set in its order; or an iterable of samples or batches (WebDataset), which is read into memory once.
+    """
     if isinstance(data, ImageData):
         return data
+    if isinstance(data, TensorDataset):
+        data = data.tensors[:2]
     pair = tuple(data) if isinstance(data, list) else data
-    if not _is_pair(pair):
-        raise InputError(
-            f"data must be a data set (load_data, from_arrays) or a pair of tensors (images, labels), "
-            f"got {type(data).__name__}"
-        )
-    images, labels = pair
-    if labels.ndim != 1 or labels.is_floating_point() or len(images) != len(labels):
+    if _is_pair(pair):
+        return _pair_data(*map(_as_tensor, pair))
+    if isinstance(data, DataLoader) and not isinstance(data.dataset, IterableDataset):
+        check_loader(data)
+        usual = data.collate_fn is default_collate
+        return as_data(data.dataset) if usual else map_data(data.dataset, data.collate_fn)
+    if is_map_style(data):
+        return map_data(data)
+    if isinstance(data, Iterable) and not isinstance(data, (*ARRAYS, Mapping, str)):
+        return PairData(*read_whole(data, name_of(data)), name=name_of(data))
+    raise InputError(
+        f"data must be a data set with labels (load_data, from_arrays; torch, Hugging Face) or a pair (images, labels) "
+        f"of tensors or arrays, got {type(data).__name__}"
+        + (f" with the splits {', '.join(map(str, data))}: choose one" if isinstance(data, Mapping) else "")
+    )
+
+
+def _pair_data(images: Tensor, labels: Tensor) -> PairData:
+    if labels.ndim != 1 or not is_whole(labels) or len(images) != len(labels):
+        way_out = "; if False and True are classes 0 and 1, pass them as integers" if labels.dtype == torch.bool else ""
         raise InputError(
             f"labels must be integers (N,), one per image, got {labels.dtype} {tuple(labels.shape)} "
-            f"for {len(images)} images"
+            f"for {len(images)} images{way_out}"
         )
     if len(images) == 0:
         raise InputError("data must not be empty: it holds no image at all")
-    return PairData(images, labels)
+    return PairData(images, _as_int64(labels))
+
+
+def _as_int64(labels: Any) -> Any:
+    """Labels of any integer type as int64, the one that losses and `gather` take; others as they are."""
+    return labels.long() if isinstance(labels, Tensor) and is_whole(labels) else labels
+
+
+def _as_tensor(array: Any) -> Tensor:
+    """A tensor as it is; an array of images as float32 (N, C, H, W), and one of labels (N,) as a copy."""
+    if isinstance(array, Tensor):
+        return array
+    return array_images(array) if array.ndim > 2 else torch.from_numpy(np.array(array))

@@ -43,8 +43,16 @@ class RunError(LipforgeError):
     """A run directory or a training directory does not match what was asked for."""
 
 
+class AttackError(LipforgeError):
+    """An attack of another tool, or of the user, raised an error; the message names it."""
+
+
 class TrainingError(LipforgeError):
     """Training cannot go on: the loss diverged, or the model keeps collapsing."""
+
+
+class ExportError(LipforgeError):
+    """A model cannot be exported as asked, the file differs from it, or a file cannot be read."""
 
 
 class MissingExtraError(LipforgeError, ImportError):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, Square, TargetedAPGD, norms, spelled
+from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, RayS, Square, TargetedAPGD, norms, spelled
 from lipforge.attacks.queries import is_misclassified
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
@@ -24,7 +24,14 @@ ATTACKS = [
     FAB(steps=3),
     FAB(steps=3, targets=0, restarts=2),
     Square(queries=10),
+    RayS(queries=100),
     Cascade((Square(queries=3), PGD(steps=1))),
+]
+IN_BOTH_NORMS = [
+    pytest.param(attack, norm, id=f"{spelled(attack)}-{norm}")
+    for attack in ATTACKS
+    for norm in ("linf", "l2")
+    if not (attack.name == "rays" and norm == "l2")
 ]
 
 
@@ -36,8 +43,7 @@ def test_parameters_get_no_gradient(attack):
     assert all(weight.grad is None for weight in model.parameters())
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+@pytest.mark.parametrize(("attack", "norm"), IN_BOTH_NORMS)
 def test_the_result_lies_in_the_ball_and_says_truly_who_is_broken(attack, norm):
     model = small_net()
     x, y = small_images(model, 60)
@@ -82,8 +88,7 @@ def test_the_same_seed_gives_the_same_bytes(attack):
     assert torch.equal(first, again)
 
 
-@pytest.mark.parametrize("norm", ["linf", "l2"])
-@pytest.mark.parametrize("attack", ATTACKS, ids=spelled)
+@pytest.mark.parametrize(("attack", "norm"), IN_BOTH_NORMS)
 def test_the_result_does_not_depend_on_the_batch_or_its_order(attack, norm):
     model = small_net().double()
     x, y = small_images(small_net(), 24)
@@ -112,6 +117,7 @@ def test_more_eps_breaks_at_least_as_many(attack):
         (TargetedAPGD(steps=1, targets=1), TargetedAPGD(steps=1, targets=3)),
         (FAB(steps=1, targets=1), FAB(steps=10)),
         (Square(queries=20), Square(queries=200)),
+        (RayS(queries=80), RayS(queries=150)),
         (CW(steps=2), CW(steps=20)),
     ],
     ids=lambda attack: attack.name,

@@ -145,11 +145,12 @@ def test_an_image_far_from_the_boundary_costs_what_the_page_says():
     x, y = small_images(small_net(classes=10), 40)
     result = fast(fold=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
     assert result.early_stopped.all()
-    probed = torch.where(result.forwards > 100, 301, 0)  # one in 16
+    probed = torch.where(result.forwards > 300, 301, 0)  # one in 16
     assert 0 < (probed > 0).sum() < 10
-    assert (result.forwards - probed)[32:].tolist() == [75] * 8
+    checks = torch.where(torch.arange(40) < 32, 2, 0)  # of the model
+    announced = result.forwards - probed - checks - 75  # on the way to one far point, or to two
+    assert {12} < set(announced.tolist()) <= {12, 24}
     assert result.backwards.tolist() == [71] * 40
-    assert (result.forwards - probed)[:32].tolist() == [75 + 2] * 32  # the checks of the model
 
 
 def test_an_image_that_is_broken_is_not_early_stopped():
@@ -164,7 +165,7 @@ def test_an_honest_model_is_probed_and_not_escalated():
     result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=1))))
     assert [stage.attack for stage in result.stages] == ["clean", "apgd:steps=5,loss=margin", "probe"]
     assert result.notes == ()
-    assert result.forwards.tolist() == [1 + 6 + 10 + 21] * 10
+    assert set((result.forwards - (1 + 6 + 10 + 21)).tolist()) <= {12, 24}
     assert result.backwards.tolist() == [5 + 2] * 10
 
 
@@ -175,7 +176,7 @@ def test_a_random_image_in_every_is_probed_the_same_in_any_batch():
     threat, ids = Threat("linf", 1e-4), torch.arange(40)
     whole = attack.run(model, x, y, threat=threat, sample_ids=ids)
     half = attack.run(model, x[20:], y[20:], threat=threat, sample_ids=ids[20:])
-    assert 2 < (whole.forwards > 17).sum() < 25
+    assert 2 < (whole.forwards > 17 + 24).sum() < 25
     assert torch.equal(whole.forwards[20:], half.forwards)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks.losses import targeted_margin_loss, targets_by_rank
-from lipforge.attacks.masking import _small_entries, masked_gradients, masked_images, mispredicted
+from lipforge.attacks.masking import _small_entries, masked_gradients, masked_images, mispredicted, unannounced
 from lipforge.attacks.queries import Prepared
 from lipforge.attacks.state import AttackState, toward
 from lipforge.types import Threat
@@ -95,6 +95,65 @@ def test_a_gradient_is_exact_on_a_linear_model_at_any_step():
     goal = toward(state, targeted_margin_loss, targets_by_rank(state, 1)[0])
     too_much, too_little = mispredicted(state, x, torch.arange(5), goal)
     assert not (too_much | too_little).any()
+
+
+class Decoy(nn.Module):
+    """The class of a net, and logits of all others that are linear in the image and know nothing of the net."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.line = nn.Linear(108, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        top = nn.functional.one_hot(self.net(x).argmax(dim=1), 4).bool()
+        others: Tensor = 0.01 * self.line(x.flatten(1)) - 1
+        return torch.where(top, torch.zeros_like(others), others)
+
+
+def test_logits_that_do_not_announce_a_change_of_class_are_found_though_their_gradients_are_true():
+    state = state_of(Decoy(small_net()))
+    goal = toward(state, targeted_margin_loss, targets_by_rank(state, 1)[0])
+    at = state.robust()
+    too_much, too_little = mispredicted(state, state.x[at], at, goal)
+    assert not (too_much | too_little).any()
+    assert masked_gradients(state).any[at].float().mean() > 0.8
+
+
+def test_logits_that_are_constant_up_to_the_boundary_announce_nothing():
+    class Sharp(nn.Module):
+        def forward(self, logits: Tensor) -> Tensor:
+            return torch.softmax(1e4 * logits, dim=1)
+
+    state = state_of(nn.Sequential(small_net(), Sharp()))
+    assert unannounced(state, state.robust()).float().mean() > 0.8
+
+
+def test_the_margin_of_an_honest_net_announces_a_change_of_class_at_few_forwards():
+    state = state_of(small_net())
+    at = state.robust()
+    before = state.forwards[at].clone()
+    assert not unannounced(state, at).any()
+    spent = state.forwards[at] - before
+    assert spent.min() == 12  # the far point, 9 bisections, and two points on the way
+    assert spent.max() <= 24
+
+
+def test_nothing_is_found_where_the_class_never_changes():
+    def constant(x: Tensor) -> Tensor:
+        return torch.tensor([0.0, 2.0, 1.0]).expand(len(x), -1)
+
+    x, y = torch.full((4, 3, 2, 2), 0.4), torch.ones(4, dtype=torch.int64)
+    state = AttackState(constant, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(4))
+    assert not unannounced(state, torch.arange(4)).any()
+
+
+def test_announcing_does_not_depend_on_the_batch():
+    state = state_of(Decoy(small_net()))
+    at = state.robust()
+    assert torch.equal(unannounced(state, at)[3:5], unannounced(state, at[3:5]))
 
 
 WEIGHTS = torch.tensor([1.0, 0.2] * 6, dtype=torch.float64)

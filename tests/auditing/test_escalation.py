@@ -10,16 +10,17 @@ from torch import nn
 
 from lipforge.attacks import APGD, PGD
 from lipforge.auditing import Plan, audit, escalation
-from lipforge.auditing.escalation import Escalation, black_box, clear, doubts, merged, predicted
+from lipforge.auditing.escalation import Escalation, black_box, clear, doubts, hard_label, merged, predicted
 from lipforge.auditing.pairs import pair_of
 from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, NON_ADAPTIVE, STRAIGHT, YOURS
-from lipforge.auditing.verdict import Decision
+from lipforge.auditing.verdict import Decision, decide
 from lipforge.data import load_data
 from lipforge.errors import ModelError
 from lipforge.models import load_model
 from lipforge.runs import Shard
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
+from tests.auditing.test_verdict import outcomes
 
 SHORT = APGD(steps=5, loss="margin")
 PLAN = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, full=PGD(steps=5), refine=3, check_images=0)
@@ -31,7 +32,7 @@ def side(masked, robust=10, count=20, **found):
 
 
 def shard(base, candidate):
-    return {"base": base, "candidate": candidate}
+    return {"base": base, "candidate": candidate, "transferred": [True] * len(candidate["outcome"])}
 
 
 HONEST, HIDDEN = side({"own gradients": 1}), side({"own gradients": 2})
@@ -42,7 +43,7 @@ def test_images_that_no_view_predicts_are_counted():
     failed = predicted([side({"own gradients": 10, "BPDA identity": 2})], "candidate")
     assert (failed.passed, failed.evidence) == (
         False,
-        "own gradients, BPDA identity fail together on 2 of 10 robust images",
+        "on 2 of 10 robust images no gradients predict it (own gradients, BPDA identity)",
     )
 
 
@@ -55,15 +56,41 @@ def test_a_view_that_was_not_looked_at_in_a_shard_predicts_nothing_there():
     shards = [side({"own gradients": 0}), side({"own gradients": 9, "transferred gradients": 3})]
     found = predicted(shards, "candidate")
     assert (found.passed, found.evidence) == (
-        False, "own gradients, transferred gradients fail together on 3 of 20 robust images",
+        False, "on 3 of 20 robust images no gradients predict it (own gradients, transferred gradients)",
     )  # fmt: skip
 
 
-def test_masked_images_may_not_make_up_a_point_of_a_gain():
-    masked = side({"own gradients": 2}, robust=100, count=100)
-    assert doubts([shard(masked, masked)], None, Decision("harmful", "")) == {}
-    assert list(doubts([shard(masked, masked)], None, Decision("real", ""))) == ["candidate"]
+@pytest.mark.parametrize(
+    ("verdict", "gained", "lost", "rests_on"),
+    [("real", 30, 4, "candidate"), ("harmful", 4, 24, "base"), ("not real", 0, 3, "base")],
+)
+def test_no_claim_depends_on_images_whose_gradients_look_masked(verdict, gained, lost, rests_on):
+    union, shown = outcomes(500, gained, lost, 1500 - gained - lost), outcomes(500, 60, 0, 1440)
+    decision = decide(union, shown, same=False, margin=0.01)
+    assert decision.verdict == verdict
+    spare = decision.spare[rests_on]
+    assert 0 < spare < 30
+    enough, many = (side({"own gradients": count}, robust=600, count=2000) for count in (spare, spare + 1))
+    assert doubts([shard(enough, enough)], None, decision) == {}
+    (reason,) = doubts([shard(many, many)], None, decision)[rests_on]
+    assert f"on {spare + 1} of 600 robust images no gradients predict it" in reason
+    assert reason.endswith(f"the claim holds only if at most {spare} of these could be broken")
+
+
+def test_nothing_is_masked_where_hardly_anything_is_robust():
     assert predicted([side({"own gradients": 0}, robust=0)], "base").passed is None
+    few = [side({"own gradients": 2}, robust=2, count=200)]
+    assert predicted(few, "base").passed is None
+    assert predicted(few, "base", spare=1).passed is False  # a claim that rests on the two
+
+
+def test_images_that_only_the_base_s_attack_breaks_stop_a_claim_of_a_gain():
+    """Gradients may predict a model and still say nothing of where its class changes; transfer does not need them."""
+    honest = side({"own gradients": 0}, robust=100, count=200)
+    broken = {**shard(honest, honest), "transferred": [False] * 2 + [True] * 198}
+    (reason,) = doubts([broken], None, Decision("real", ""))["candidate"]
+    assert reason.startswith("own gradients at least as strong as transfer from the base: no")
+    assert doubts([broken], None, Decision("harmful", "")) == {}
 
 
 @pytest.mark.parametrize(
@@ -116,11 +143,18 @@ def test_what_does_not_apply_is_no_doubt():
 
 
 def test_what_the_last_attack_breaks_beyond_a_point_is_a_doubt():
-    assert black_box(["AutoAttack"] + ["robust"] * 99, "base").passed
-    assert not black_box(["AutoAttack"] * 2 + ["robust"] * 98, "base").passed
+    def sides(broken, alone, both):
+        base = ["AutoAttack"] * broken + ["robust"] * (alone + both)
+        candidate = ["square"] * (broken + alone) + ["robust"] * both
+        return [shard({"outcome": base}, {"outcome": candidate})]
+
+    assert black_box(sides(1, 9, 90), "base").passed
+    assert not black_box(sides(2, 8, 90), "base").passed  # 2 % of all
+    assert black_box(sides(2, 18, 380), "base").passed
+    assert not black_box(sides(3, 17, 380), "base").passed  # 15 % of those that it attacked
     late = {**HONEST, "outcome": ["robust"] * 18 + ["AutoAttack"] * 2}
     (reason,) = doubts([shard(late, late)], None, Decision("harmful", ""))["base"]
-    assert reason.startswith("AutoAttack adds nothing on the base: no; of the images that decide it breaks 2 more")
+    assert reason.startswith("AutoAttack adds nothing on the base: no; of the 2 images that decide it breaks 2 more")
 
 
 def test_a_claim_in_doubt_is_unreliable_and_says_what_it_would_be():
@@ -150,8 +184,23 @@ def test_what_further_attacks_found_is_added_to_a_shard():
     assert found["base"]["notes"] == [("a", 1), ("a", 2)]
     assert found["base"]["early_stopped"] == {"a1": [], "a2": []}
     assert found["candidate"]["early_stopped"] == {"a1": [0], "a2": []}, "the second image is not robust any more"
-    assert found["candidate"]["always_early_stopped"] == 0
+    assert (found["base"]["always_early_stopped"], found["candidate"]["always_early_stopped"]) == (0, 1)
     assert (found["seconds"], found["same"]) == (3.5, False)
+
+
+def test_a_hard_label_attack_that_breaks_a_tenth_of_the_gained_images_stops_a_claim():
+    def sides(broken, gained):
+        candidate = ["RayS"] * broken + ["robust"] * gained
+        return shard({"outcome": ["pgd"] * (broken + gained)}, side({"own gradients": 0}) | {"outcome": candidate})
+
+    assert hard_label([sides(1, 9)]).passed
+    assert hard_label([sides(3, 47)]).passed
+    failed = hard_label([sides(4, 46)])
+    assert (failed.passed, failed.evidence) == (
+        False, "RayS, which sees only the predicted class, breaks 4 of 32 gained images",
+    )  # fmt: skip
+    (reason,) = doubts([sides(4, 46)], None, Decision("real", ""))["candidate"]
+    assert reason.startswith("a hard-label attack adds nothing: no")
 
 
 class Rounding(nn.Module):

@@ -5,15 +5,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lipforge.attacks import FGSM
+from lipforge.attacks import FGSM, RayS
 from lipforge.auditing import audit
-from lipforge.auditing.run import gather
+from lipforge.auditing.gathering import gather
 from lipforge.batching import as_data
 from lipforge.records import to_builtins
 from lipforge.results import Check, Note
 from lipforge.runs import RunDir
 from lipforge.runs.identity import image_digests
 from lipforge.search.choose import choose_ratio
+from lipforge.types import Threat
 from tests.auditing.quick import PLAN, QUICK, THREAT, facts
 from tests.nets import ResidualNet, seeded
 
@@ -124,6 +125,45 @@ def test_an_audit_stops_at_the_first_look_that_decides_and_says_so(asked):
     assert (len(found.base_outcome), found.union.count, found.union.gained) == (500, 500, 10)
     assert found.sentence.endswith("; decided after 500 of 1,250 images")
     assert asked == [0, 100, 200, 300, 400]
+
+
+def test_a_gain_is_claimed_only_after_an_attack_that_sees_nothing_but_the_class(asked, tmp_path):
+    run = RunDir.open(tmp_path)
+    found = audited(1250, run, hard_label=RayS(queries=60))
+    last = found.rows[-1]
+    assert (last.attack, found.count) == ("RayS", 500)
+    assert found.base_outcome == audited(1250).base_outcome, "only what was gained is attacked"
+    assert found.candidate_outcome.count("RayS") > 0
+    assert found.verdict != "real"
+    assert facts(audited(1250, run, hard_label=RayS(queries=60))) == facts(found)
+    models, plan = (seeded(ResidualNet), seeded(ResidualNet, 1)), replace(QUICK, hard_label=RayS(queries=60))
+    assert audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan).verdict == "real", "it has no form in l2"
+
+
+def test_a_gain_that_only_harder_attacks_bring_about_is_attacked_by_class_too(monkeypatch):
+    """The base looks as robust as the candidate until its rounding is seen through: then a gain would be claimed."""
+
+    def hidden(pair, shard, prepared, **settings):
+        found = one_of_50_gained(pair, shard, prepared)
+        found["base"] = {**found["base"], "outcome": list(found["candidate"]["outcome"]), "masked": {"a": 2}}
+        return found
+
+    hit = []
+
+    class Seen(Harder):
+        def first(self, shard, before, watch):
+            return one_of_50_gained(None, shard, None)
+
+        def hard(self, shard, before, watch):
+            hit.append(shard)
+            return before
+
+    monkeypatch.setattr("lipforge.auditing.run.attack_shard", hidden)
+    monkeypatch.setattr("lipforge.auditing.run.Escalation", Seen)
+    found = audited(500, hard_label=RayS(queries=5))
+    assert len(hit) == 5
+    assert found.verdict == "real"
+    assert "RayS" in [row.attack for row in found.rows]
 
 
 def test_an_undecided_audit_looks_again_after_500_more_and_the_last_block_may_be_shorter(asked):

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 
 from lipforge.attacks.queries import Prepared
-from lipforge.auditing.pairs import borrow, changed_pair, classes_of, folded_pair, in_double, pair_of
+from lipforge.auditing.pairs import borrow, changed_pair, check_steady, classes_of, folded_pair, in_double, pair_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
 from lipforge.batching import as_data
 from lipforge.errors import InputError, ModelError, SiteError
@@ -180,11 +180,34 @@ def test_classes_are_the_models_and_not_those_that_occur_among_the_labels(model)
 
 def test_a_copy_in_float64_computes_the_same_to_more_places(model):
     pair, x = changed_pair(model), images(4)
-    double = in_double(pair.candidate.classifier)
+    double = in_double(pair.candidate.classifier, x[:1])
     assert isinstance(double, nn.Module)
     torch.testing.assert_close(double(x.double()).float(), pair.candidate.classifier(x), atol=1e-5, rtol=1e-4)
     assert pair.candidate.classifier(x).dtype == torch.float32
-    assert in_double(lambda x: x) is None
+    assert in_double(lambda x: x, x[:1]) is None
+
+
+def test_a_model_with_float32_in_its_code_has_no_copy_in_float64():
+    class Float32(ResidualNet):
+        def forward(self, x):
+            return super().forward(x.float())
+
+    assert in_double(seeded(Float32), images(1)) is None
+
+
+def test_models_that_mix_the_images_of_a_batch_are_refused():
+    mixing = nn.Sequential(nn.BatchNorm2d(3, track_running_stats=False), seeded(ResidualNet)).eval()
+    with pytest.raises(ModelError, match="candidate gives an image other logits in another batch"):
+        check_steady("candidate", mixing, images(8))
+
+
+def test_random_models_are_refused_though_a_large_constant_hides_how_much_they_differ():
+    class Offset(ResidualNet):
+        def forward(self, x):
+            return super().forward(x + 0.1 * torch.randn_like(x)) + 1e4
+
+    with pytest.raises(ModelError, match="random outputs"):
+        check_steady("base", seeded(Offset), images(8))
 
 
 def test_a_mean_of_probabilities_is_also_attacked_through_the_mean_of_logits():

@@ -64,6 +64,27 @@ def test_the_verdict_follows_from_the_two_comparisons(union, non_adaptive, verdi
     assert decision.decided == (verdict != "undecided")
 
 
+@pytest.mark.parametrize(("union", "non_adaptive"), [(GAIN, GAIN), (LOSS, GAIN), (LEVEL, GAIN), (LEVEL, LEVEL)])
+@pytest.mark.parametrize("side", ["base", "candidate"])
+def test_a_claim_can_spare_as_many_images_as_do_not_change_it(union, non_adaptive, side):
+    alone = union.lost if side == "base" else union.gained
+
+    def verdict(broken, both):
+        """If so many were broken, `both` of them among the images that both sides are robust on."""
+        gained, lost = (both, both - broken) if side == "base" else (both - broken, both)
+        counts = union.robust_both - both, union.gained + gained, union.lost + lost
+        changed = outcomes(*counts, union.count - sum(counts))
+        return verdict_of(changed, non_adaptive, same=False, margin=0.01)
+
+    def stays(broken):
+        splits = {min(broken, union.robust_both), max(broken - alone, 0)}
+        return all(verdict(broken, both) == verdict(0, 0) for both in splits)
+
+    spare = decide(union, non_adaptive, same=False, margin=0.01).spare[side]
+    assert spare == next((broken for broken in range(alone + 40) if not stays(broken + 1)), spare)
+    assert stays(spare)
+
+
 @pytest.mark.parametrize(
     ("union", "non_adaptive", "verdict"),
     [

@@ -1,7 +1,6 @@
 """What an attack is, and several of them in a row."""
 
 import dataclasses
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, cast
@@ -12,6 +11,7 @@ from lipforge.attacks.checks import gradient_notes, square_notes
 from lipforge.attacks.queries import checked_ids
 from lipforge.attacks.state import AttackResult, AttackState
 from lipforge.errors import InputError
+from lipforge.logs import warn
 from lipforge.results import merge_notes
 from lipforge.types import Classifier, Threat
 
@@ -29,6 +29,7 @@ class Attack(Protocol):
     """
 
     name: ClassVar[str]
+    looks_at_outputs: ClassVar[bool] = False  # whether it asks by itself if the model is random, or ends in a softmax
 
     def attack(self, state: AttackState) -> None:
         """Work on the images of `state` that are still robust; what is misclassified as it was given is not."""
@@ -84,7 +85,7 @@ class Attack(Protocol):
         """Only the images of `run`; its notes become warnings, because they would be lost."""
         result = self.run(model, x, y, threat=threat, seed=seed, sample_ids=sample_ids)
         for note in merge_notes(result.notes, len(x)):
-            warnings.warn(str(note), AttackWarning, stacklevel=2)
+            warn(str(note), AttackWarning)
         return result.images
 
 
@@ -101,6 +102,10 @@ class Cascade(Attack):
     def __post_init__(self) -> None:
         if not self.attacks:
             raise InputError("a cascade needs at least one attack")
+
+    @property
+    def looks_at_outputs(self) -> bool:  # type: ignore[override]  # each cascade has its own attacks
+        return any(attack.looks_at_outputs for attack in self.attacks)
 
     def prepared(self, model: Classifier, images: Tensor) -> Classifier:
         """What the first attack wants: a folded copy that a later one makes is made for each batch."""
@@ -128,6 +133,6 @@ def spelled(attack: Attack) -> str:
     changed = []
     for field in dataclasses.fields(cast(Any, attack)):
         value = getattr(attack, field.name)
-        if value != field.default:
+        if field.repr and value != field.default:
             changed.append(f"{field.name}={str(value).lower() if isinstance(value, bool) else value}")
     return attack.name + (":" + ",".join(changed) if changed else "")

@@ -41,6 +41,7 @@ BLACK_BOX = Square(queries=1000, rescale=True)
 class _Folding(Attack):
     """A cascade that fits the model's number of classes and searches on a folded copy, unless it is "rand"."""
 
+    looks_at_outputs: ClassVar[bool] = True
     version: str = "fast"
     fold: bool
     precision: Precision

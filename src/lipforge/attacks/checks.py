@@ -13,6 +13,7 @@ from torch import Tensor
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.state import AttackState
 from lipforge.results import Note, Stage
+from lipforge.types import Classifier
 
 PROBE = "probe"
 """The stage of `fast` that is a short Square."""
@@ -22,7 +23,8 @@ LOOKED_AT = 32
 
 RANDOM_OUTPUTS = Note(
     "random_outputs",
-    "the model's outputs differ between repeated forwards: it is random or keeps state, and these attacks mean little; "
+    "the model's outputs differ between repeated forwards, or with the other images of a batch: it is random, keeps "
+    "state or mixes images, and these attacks mean little; "
     'use autoattack("rand")',
 )
 SOFTMAX = Note(
@@ -50,15 +52,36 @@ def model_notes(state: AttackState, *, random_expected: bool = False) -> list[No
     clean = state.clean_logits()[:LOOKED_AT]
     at = torch.arange(len(clean), device=clean.device)
     again, adapts = watched_logits(state, at)
-    random = not random_expected and differs(clean, [again, _again(state, at)])
+    random = not random_expected and (differs(clean, [again]) or depends_on_batch(clean, _again(state, at, parts=2)))
     found = ((random, RANDOM_OUTPUTS), (sums_to_one(clean), SOFTMAX), (adapts, ADAPTIVE_MODEL))
     return [note for suspicious, note in found if suspicious]
 
 
 def differs(first: Tensor, others: Sequence[Tensor]) -> bool:
-    """Whether any logits are further from the first, scaled to length 1, than rounding explains."""
-    scaled = [torch.nn.functional.normalize(logits, dim=1) for logits in (first, *others)]
-    return any(bool(((scaled[0] - other).norm(dim=1) > 1e-4).any()) for other in scaled[1:])
+    """Whether any logits are further from the first than rounding explains."""
+    return any(bool(_apart(first, other).any()) for other in others)
+
+
+def depends_on_batch(whole: Tensor, in_parts: Tensor) -> bool:
+    """Whether logits of a batch differ from those of its parts on more than a tenth of the images; rounding, which
+    changes with the size of a batch, may move single images across the threshold of a mask."""
+    return bool(_apart(whole, in_parts).float().mean() > 0.1)
+
+
+def _apart(first: Tensor, other: Tensor) -> Tensor:
+    """Which rows differ by more than rounding, relative to their spread: a constant added to all logits changes no
+    class."""
+    one, two = (logits - logits.mean(dim=1, keepdim=True) for logits in (first, other))
+    size = torch.maximum(one.norm(dim=1), two.norm(dim=1))
+    far: Tensor = (one - two).norm(dim=1) > 1e-4 * size
+    return far
+
+
+def logits_in_parts(model: Classifier, x: Tensor, ids: Tensor | None = None, parts: int = 2) -> Tensor:
+    """The logits (N, K), asked in several smaller batches, the last image first."""
+    order = torch.arange(len(x) - 1, -1, -1, device=x.device)
+    found = [logits_of(model, x[part], None if ids is None else ids[part]) for part in order.chunk(parts)]
+    return torch.cat(found).flip(0)
 
 
 def sums_to_one(logits: Tensor) -> bool:
@@ -85,9 +108,11 @@ def watched_logits(state: AttackState, at: Tensor) -> tuple[Tensor, bool]:
 
 
 @torch.no_grad()
-def _again(state: AttackState, at: Tensor) -> Tensor:
+def _again(state: AttackState, at: Tensor, parts: int = 1) -> Tensor:
     """The clean logits asked once more, of the model itself: a folded copy may round, and may not be random."""
     state.forwards[at] += 1
+    if parts > 1:
+        return logits_in_parts(state.model, state.x[at], state.ids[at], parts)
     return logits_of(state.model, state.x[at], state.ids[at])
 
 

@@ -12,12 +12,16 @@ from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.pgd import FGSM, PGD
+from lipforge.attacks.rays import RayS
 from lipforge.attacks.square import Square
 from lipforge.errors import InputError
 from lipforge.types import parse_number
 
 ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
-    {kind.name: kind for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, Restarts, Escalate, AutoAttack, Fast)}
+    {
+        kind.name: kind
+        for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, RayS, Restarts, Escalate, AutoAttack, Fast)
+    }
 )
 
 RENAMED: Mapping[str, str] = MappingProxyType(
@@ -85,6 +89,8 @@ def attack_text(attack: Attack) -> str:
     """
     if not callable(getattr(attack, "run", None)):
         raise InputError(f"attack must be an attack such as PGD(steps=50) or parse_attack('pgd'), got {attack!r}")
+    if isinstance(attack, Cascade):
+        return " + ".join(map(attack_text, attack.attacks))
     try:
         return text_form(attack)
     except InputError:

@@ -7,6 +7,8 @@ from torch import Tensor, nn
 
 from lipforge.batching import check_eval, check_images
 from lipforge.errors import InputError, ModelError
+from lipforge.outputs import logits_in
+from lipforge.sources import is_whole
 from lipforge.types import Classifier
 
 
@@ -30,7 +32,7 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
     if isinstance(original, nn.Module):
         check_eval(original)
     check_images(x)
-    if y.shape != (len(x),) or y.is_floating_point():
+    if y.shape != (len(x),) or not is_whole(y):
         raise InputError(f"labels must be integers (N,), one per image, got {y.dtype} {tuple(y.shape)} for {len(x)}")
     ids = torch.arange(len(x), device=x.device) if sample_ids is None else sample_ids.to(x.device)
     if ids.shape != (len(x),):
@@ -40,9 +42,7 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
 
 def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None) -> Tensor:
     """The model's logits (N, K), checked: one row per image, and finite; an error names the image by its id."""
-    logits = model(x)
-    if logits.ndim != 2 or len(logits) != len(x):
-        raise ModelError(f"the model must return logits ({len(x)}, K), got {tuple(logits.shape)}")
+    logits = logits_in(model(x), rows=len(x))
     finite = logits.isfinite()
     if not finite.all():
         wrong = int((~finite.all(dim=1)).nonzero()[0])

@@ -65,7 +65,7 @@ class AttackState:
         self.prepared = isinstance(model, Prepared)
         self.model: Classifier = model.original if isinstance(model, Prepared) else model
         self.folded: Classifier = model.folded if isinstance(model, Prepared) else model
-        self.x, self.y, self.ids = x.detach(), y, sample_ids
+        self.x, self.y, self.ids = x.detach(), y.long(), sample_ids
         self.threat, self.norm, self.eps, self.seed = threat, norms.of(threat), threat.eps, seed
         self.images = x.detach().clone()
         self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)

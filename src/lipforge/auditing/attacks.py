@@ -2,16 +2,15 @@
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks import APGD, Attack, AttackState, Refine, Square
+from lipforge.attacks import APGD, Attack, Refine, Square
 from lipforge.attacks.masking import masked_images
-from lipforge.attacks.queries import Prepared, is_misclassified
+from lipforge.attacks.queries import Prepared, is_misclassified, logits_of
 from lipforge.auditing.pairs import Pair, Side, borrow, in_double
 from lipforge.auditing.plan import (
     DOUBLE,
@@ -25,7 +24,6 @@ from lipforge.auditing.plan import (
     YOURS,
     Plan,
 )
-from lipforge.errors import InputError
 from lipforge.evaluation.robust import classified, unbroken
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
@@ -34,34 +32,7 @@ from lipforge.types import Classifier, Threat
 MOST_ROUNDS = 20  # how often the side with fewer gradients per robust image is attacked again, at most
 NEARLY = 10  # a difference in gradients per robust image that is left as it is
 LONGEST = 100  # steps of one restart that makes up for a difference, at most
-LOOKED = 11  # forwards on a robust image that tell whether one view predicts it, the clean image's included
-
-
-Craft = Callable[[Classifier, Tensor, Tensor, Threat], Tensor]
-"""An attack of the user's: a classifier, images (N, C, H, W), labels (N,) and the threat to adversarial images."""
-
-
-@dataclass(frozen=True)
-class Given(Attack):
-    """An attack of the user's; points outside the threat do not count, and a note says how many there were."""
-
-    name: ClassVar[str] = "given"
-    craft: Craft
-
-    def attack(self, state: AttackState) -> None:
-        at = state.robust()
-        x, y = state.x[at], state.y[at]
-        found = self.craft(state.model, x.clone(), y, state.threat)
-        if not isinstance(found, Tensor) or found.shape != x.shape:
-            got = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
-            raise InputError(f"attack must return images of the shape {tuple(x.shape)}, as it was given, got {got}")
-        found = found.detach().to(x)
-        outside = ~state.norm.inside(found, x, state.eps)
-        if outside.any():
-            text = "got a point of your attack outside the threat or [0, 1], which does not count"
-            state.notes.append(Note("outside", text, int(outside.sum()), len(state.x)))
-        points = torch.where(outside[:, None, None, None], x, found)
-        state.record(points, at, state.logits(points, at))
+LOOKED = 23  # forwards on a robust image that tell whether one view predicts it, the clean image's included
 
 
 def attack_shard(
@@ -208,7 +179,7 @@ def _same_function(base: AttackedSide, candidate: AttackedSide) -> bool:
     """Whether both give equal logits, bit for bit, on the clean images and on equal adversarial ones."""
     if not torch.equal(base.clean_logits, candidate.clean_logits) or not torch.equal(base.images, candidate.images):
         return False
-    return torch.equal(base.side.classifier(base.images), candidate.side.classifier(base.images))
+    return torch.equal(*(logits_of(each.side.classifier, base.images) for each in (base, candidate)))
 
 
 def _exchange(stage: str, base: AttackedSide, candidate: AttackedSide, *, steps: int, seed: int) -> None:
@@ -235,7 +206,7 @@ def attack_in_double(base: AttackedSide, candidate: AttackedSide, seed: int) -> 
     `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees. None
     for a side that cannot be converted."""
     decide = sorted(set(base.robust) ^ set(candidate.robust))
-    sides = [(side, in_double(side.side.classifier)) for side in (base, candidate)] if decide else []
+    sides = [(side, in_double(side.side.classifier, side.shard.x[:1])) for side in (base, candidate)] if decide else []
     modules = [(side, model) for side, model in sides if model is not None]
     if len(modules) < len(sides):
         return None
@@ -255,10 +226,10 @@ def _break_in_double(side: AttackedSide, model: nn.Module, positions: list[int],
         return 0
     at = torch.tensor(positions, device=side.shard.x.device)
     x, y, ids = side.shard.at(at)
-    view: Classifier | None = in_double(side.best)
+    view: Classifier | None = in_double(side.best, x[:1])
     if view is None:
         # A borrowed gradient is a function, which cannot be converted; what it is made of can, if that is a module.
-        source = in_double(side.side.sources[side.best_name])
+        source = in_double(side.side.sources[side.best_name], x[:1])
         view = model if source is None else borrow(model, source)
     attack = APGD(steps=20, loss="margin")
     result = attack.run(view, x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)

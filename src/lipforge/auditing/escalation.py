@@ -15,11 +15,11 @@ from lipforge.attacks import APGD
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import Pair, borrow
-from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, STRAIGHT, Plan
+from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, HARD_LABEL, NON_ADAPTIVE, STRAIGHT, Plan
 from lipforge.auditing.surrogates import distilled, through_rounding
 from lipforge.auditing.verdict import Decision
 from lipforge.evaluation.robust import joined
-from lipforge.results import ROBUST, Check, Note, Verdict, merge_notes
+from lipforge.results import MISCLASSIFIED, ROBUST, Check, Note, Verdict, merge_notes
 from lipforge.results.evaluation import POINT, unreliable_notes
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
@@ -33,6 +33,8 @@ RESTS_ON: Mapping[Verdict, tuple[str, ...]] = {
 }
 """Whose robustness a verdict would be wrong about, if it were overstated; all others rest on both."""
 
+MOST_GAINED = 32  # gained images that the hard-label attack looks at
+
 PREDICTED = 0.1  # share of its robust images on which a side's gradients may fail to predict it
 
 AVERAGING = APGD(steps=20, loss="margin", eot_iter=16, noise=0.5)
@@ -44,42 +46,69 @@ def doubts(
     """Why the sides that the decision rests on may look more robust than they are; empty with a clean bill."""
     found = {}
     for side in () if same else RESTS_ON.get(decision.verdict, SIDES):
-        parts = [shard[side] for shard in shards]
-        # The paper's checks are measured on the candidate, on few images: they may stop a claim of a gain, no more.
-        failed = _masking_checks(parts, side, measured, gain=decision.verdict == "real")
+        failed = _masking_checks(shards, side, measured, decision)
         found[side] = tuple(f"{check.name}: no; {check.evidence}" for check in failed if check.passed is False)
     return {side: reasons for side, reasons in found.items() if reasons}
 
 
 def _masking_checks(
-    parts: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None, *, gain: bool
+    shards: Sequence[Mapping[str, Any]], side: str, measured: Mapping[str, Any] | None, decision: Decision
 ) -> tuple[Check, ...]:
-    """The checks that a claim must pass; one of a `gain` also those of the paper, and masked images may not make up a
-    point of it."""
+    """The checks that a claim must pass; one of a gain also those of the paper. No claim may depend on images whose
+    gradients look masked: it has to hold if all of them were broken."""
+    parts = [shard[side] for shard in shards]
     outcome = joined(parts, "outcome")
     robust, count = outcome.count(ROBUST), len(outcome)
-    listed = checks.masking(measured, [word == ROBUST for word in outcome]) if gain and measured is not None else ()
+    listed = _gain_checks(shards, measured) if decision.verdict == "real" else ()
     notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], count)
     flags = unreliable_notes([note for note in notes if note.kind == "square" or note.count is None], count, robust)
-    most = min(PREDICTED * robust, POINT * count) if gain else PREDICTED * robust
-    return (*listed, predicted(parts, side, most), black_box(outcome, side), checks.attack_flags(flags))
+    spare = decision.spare.get(side, count)
+    return (*listed, predicted(parts, side, spare), black_box(shards, side), checks.attack_flags(flags))
 
 
-def predicted(parts: Sequence[Mapping[str, Any]], side: str, most: float | None = None) -> Check:
-    """Some gradients that the audit has of a side must predict it on each of its robust images, but for `most`."""
-    name, robust = f"gradients predict the {side}", joined(parts, "outcome").count(ROBUST)
-    if robust == 0:
-        return Check(name, None, "no images are robust")
+def _gain_checks(shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> tuple[Check, ...]:
+    """The checks of the list without which no gain is claimed: neither Square nor the base's images may break what the
+    non-adaptive attack on the candidate leaves, whatever breaks it later."""
+    outcome = joined([shard["candidate"] for shard in shards], "outcome")
+    left = [word not in (NON_ADAPTIVE, MISCLASSIFIED) for word in outcome]
+    listed = () if measured is None else checks.masking(measured, left)
+    return (*listed, checks.transferred(left, joined(shards, "transferred")), hard_label(shards))
+
+
+def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None = None) -> Check:
+    """Some gradients that the audit has of a side must predict it on each of its robust images, but for a tenth, and
+    for no more than a claim can `spare`."""
+    name, outcome = f"gradients predict the {side}", joined(parts, "outcome")
+    robust = outcome.count(ROBUST)
+    if robust <= (POINT * len(outcome) if spare is None else min(POINT * len(outcome), spare)):
+        return Check(name, None, f"{robust} of {len(outcome)} images are robust, too few to matter")
     left = sum(min(part["masked"].values()) for part in parts)
     views = max((part["masked"] for part in parts), key=len)
-    text = f"{', '.join(views)} fail together on {left} of {robust} robust images"
-    return Check(name, left <= (PREDICTED * robust if most is None else most), text)
+    text = f"on {left} of {robust} robust images no gradients predict it ({', '.join(views)})"
+    if spare is not None and left > spare:
+        return Check(name, False, f"{text}, and the claim holds only if at most {spare} of these could be broken")
+    return Check(name, left <= PREDICTED * robust, text)
 
 
-def black_box(outcome: Sequence[str], side: str) -> Check:
-    """AutoAttack with full Square, after everything else, must not break a point or more."""
-    text = f"of the images that decide it breaks {outcome.count(FULL)} more; n = {len(outcome)}"
-    return Check(f"AutoAttack adds nothing on the {side}", outcome.count(FULL) <= POINT * len(outcome), text)
+def hard_label(shards: Sequence[Mapping[str, Any]]) -> Check:
+    """An attack that sees only the predicted class must not break more than a tenth of the gained images it attacked:
+    no logits can mislead it."""
+    base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
+    broken = candidate.count(HARD_LABEL)
+    attacked = min(MOST_GAINED, broken + sum(a == ROBUST != b for a, b in zip(candidate, base, strict=True)))
+    text = f"RayS, which sees only the predicted class, breaks {broken} of {attacked} gained images"
+    return Check("a hard-label attack adds nothing", broken <= max(1, PREDICTED * attacked), text)
+
+
+def black_box(shards: Sequence[Mapping[str, Any]], side: str) -> Check:
+    """AutoAttack with full Square, after everything else, must break neither a point of all images nor a tenth of
+    those that it attacked."""
+    own, opposite = (joined([shard[name] for shard in shards], "outcome") for name in (side, *(set(SIDES) - {side})))
+    broken = own.count(FULL)
+    attacked = broken + sum(a == ROBUST != b for a, b in zip(own, opposite, strict=True))
+    text = f"of the {attacked} images that decide it breaks {broken} more; n = {len(own)}"
+    few = broken <= min(POINT * len(own), max(1, PREDICTED * attacked))
+    return Check(f"AutoAttack adds nothing on the {side}", few, text)
 
 
 def clear(decision: Decision, reasons: Mapping[str, Sequence[str]]) -> Decision:
@@ -105,7 +134,19 @@ class Escalation:
 
     def __init__(self, pair: Pair, images: Callable[[list[int]], Tensor], count: int, threat: Threat, plan: Plan):
         self.pair, self.images, self.count, self.threat, self.plan = pair, images, count, threat, plan
+        self.gained: frozenset[int] = frozenset()
         self._copies: dict[str, dict[str, Classifier]] = {}
+
+    def hard(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
+        """The shard's sides after the hard-label attack on the candidate's first gained images."""
+        assert self.plan.hard_label is not None
+        started, sides = time.perf_counter(), self._sides(shard, before, watch)
+        chosen = {place for place, at in enumerate(shard.ids.tolist()) if at in self.gained}
+        candidate = sides["candidate"]
+        candidate.attack(HARD_LABEL, candidate.side.classifier, self.plan.hard_label, seed=self.plan.seed, only=chosen)
+        for name, side in sides.items():
+            side.masked = dict(before[name]["masked"])  # it has no gradients that could predict anything
+        return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
 
     def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
         """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
@@ -171,6 +212,9 @@ def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
             "gradients": {**old["gradients"], **new["gradients"]},
             "masked": new["masked"],  # on the images that are robust now
             "early_stopped": {stage: sorted(robust.intersection(at)) for stage, at in stopped.items()},
-            "always_early_stopped": 0,  # averaged gradients stop early on no image
+            # Averaged gradients stop early on no image.
+            "always_early_stopped": 0
+            if AVERAGED in new["gradients"]
+            else min(old["always_early_stopped"], len(robust)),
         }
     return found

@@ -8,7 +8,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from lipforge.attacks.checks import differs
+from lipforge.attacks.checks import depends_on_batch, differs, logits_in_parts
 from lipforge.attacks.folding import Laid, folded_copy
 from lipforge.attacks.queries import Prepared, logits_of
 from lipforge.auditing.plan import OWN, RESERVED, TRANSFERRED
@@ -27,6 +27,7 @@ from lipforge.forge import (
     with_tta,
 )
 from lipforge.forge.insert import is_changed
+from lipforge.outputs import logits_in
 from lipforge.types import Classifier
 
 BPDA = "BPDA identity"
@@ -181,10 +182,10 @@ def borrow(judge: Classifier, source: Classifier) -> Classifier:
 
     def borrowed(x: Tensor) -> Tensor:
         if not (torch.is_grad_enabled() and x.requires_grad):
-            return judge(x)
+            return logits_in(judge(x))
         with torch.no_grad():
-            logits = judge(x)
-        lent = source(x)
+            logits = logits_in(judge(x))
+        lent = logits_in(source(x))
         # lent - lent is exactly 0 wherever it is finite, so nothing is added to the logits.
         return logits + (lent - lent.detach())
 
@@ -201,8 +202,15 @@ def classes_of(classifier: Classifier, data: ImageData) -> int:
 
 @torch.no_grad()
 def check_steady(name: str, classifier: Classifier, x: Tensor) -> None:
-    """Raise if the classifier gives other logits when it is asked again: one lucky draw would count as broken."""
-    if differs(logits_of(classifier, x), [logits_of(classifier, x) for _ in range(2)]):
+    """Raise if the classifier gives other logits when it is asked again, or in smaller batches: one unlucky draw would
+    count as broken."""
+    first = logits_of(classifier, x)
+    if depends_on_batch(first, logits_in_parts(classifier, x)) and not differs(first, [logits_of(classifier, x)]):
+        raise ModelError(
+            f"{name} gives an image other logits in another batch, so that no count of robust images means anything; "
+            "does a batch norm have track_running_stats=False?"
+        )
+    if differs(first, [logits_of(classifier, x) for _ in range(2)]):
         raise ModelError(
             f"{name} has random outputs, which cannot be judged: one unlucky draw would count as broken. Fix the "
             "randomness, or audit the mean of its logits over draws with fixed seeds; to attack a random model use "
@@ -210,7 +218,15 @@ def check_steady(name: str, classifier: Classifier, x: Tensor) -> None:
         )
 
 
-def in_double(classifier: Classifier) -> nn.Module | None:
-    """A copy of the classifier in float64; None for one that is no module, and so cannot be converted."""
+def in_double(classifier: Classifier, image: Tensor) -> nn.Module | None:
+    """A copy of the classifier in float64 that takes an image (1, C, H, W); None for one that cannot be converted."""
     classifier = classifier.original if isinstance(classifier, Prepared) else classifier
-    return copy.deepcopy(classifier).double() if isinstance(classifier, nn.Module) else None
+    if not isinstance(classifier, nn.Module):
+        return None
+    try:
+        copied = copy.deepcopy(classifier).double()
+        with torch.no_grad():
+            logits_of(copied, image.double())
+    except Exception:  # one that cannot be copied, or that has float32 in its code
+        return None
+    return copied

@@ -6,35 +6,45 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
-from torch import Tensor, nn
+from torch import nn
 
-from lipforge.attacks import attack_text
+from lipforge.attacks import AnyAttack, as_attack, attack_text, is_function
 from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
-from lipforge.auditing.attacks import Craft, Given, attack_shard
-from lipforge.auditing.escalation import SIDES, Escalation, black_box, clear, doubts, merged, predicted
+from lipforge.auditing.attacks import attack_shard
+from lipforge.auditing.escalation import (
+    MOST_GAINED,
+    SIDES,
+    Escalation,
+    doubts,
+    merged,
+)
+from lipforge.auditing.gathering import comparisons, decision_of, gather, same_function
 from lipforge.auditing.pairs import Pair, changed_pair, check_steady, classes_of, folded_pair, pair_of
-from lipforge.auditing.plan import CLEAN, ESCALATION, FULL, NON_ADAPTIVE, OWN, STRAIGHT, TRANSFERRED, Plan, audit_plan
+from lipforge.auditing.plan import (
+    OWN,
+    STRAIGHT,
+    TRANSFERRED,
+    Plan,
+    audit_plan,
+)
 from lipforge.auditing.surrogates import with_gradient
-from lipforge.auditing.verdict import BLOCK, Decision, among_others, decide, on_unseen
-from lipforge.batching import ImageData, as_data
+from lipforge.auditing.verdict import BLOCK, Decision
+from lipforge.batching import ImageData, LabelledSource, as_data
 from lipforge.errors import InputError, LipforgeError
-from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of
+from lipforge.evaluation.robust import first_images, prepared_once, setting_of
 from lipforge.ranks import from_first, is_first
-from lipforge.results import MISCLASSIFIED, ROBUST, CertifyResult, Improvement, Note, SearchResult, merge_notes
-from lipforge.results.audit import AuditNote, AuditReport, AuditRow, Check, Effort
-from lipforge.runs import Experiment, RunDir, Shard, Watch, digest_of
+from lipforge.results import CertifyResult, Improvement, SearchResult
+from lipforge.results.audit import AuditReport, Check
+from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of
 from lipforge.runs.identity import image_digests, model_identity, threat_slug
-from lipforge.statistics import Comparison, paired
 from lipforge.types import Classifier, Threat
-
-Data = ImageData | tuple[Tensor, Tensor]
 
 
 class Options(TypedDict, total=False):
     """What both forms of `audit` take by name."""
 
-    attack: Craft | None
+    attack: AnyAttack | None
     plan: Plan | None
     run: RunDir | None
     name: str
@@ -47,17 +57,17 @@ class PairOptions(Options, total=False):
 
 
 @overload
-def audit(model: nn.Module, data: Data, threat: Threat, /, **options: Unpack[Options]) -> AuditReport: ...
+def audit(model: nn.Module, data: LabelledSource, threat: Threat, /, **options: Unpack[Options]) -> AuditReport: ...
 @overload
 def audit(
-    base: Classifier, candidate: Classifier, data: Data, threat: Threat, /, **options: Unpack[PairOptions]
+    base: Classifier, candidate: Classifier, data: LabelledSource, threat: Threat, /, **options: Unpack[PairOptions]
 ) -> AuditReport: ...
 
 
 def audit(
     *subject: Any,
     surrogates: Mapping[str, Classifier] | None = None,
-    attack: Craft | None = None,
+    attack: AnyAttack | None = None,
     plan: Plan | None = None,
     run: RunDir | None = None,
     name: str = "",
@@ -68,18 +78,21 @@ def audit(
 
     `audit(model, data, threat)` compares a forged model with itself without forged functions; its BPDA views come by
     themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
-    gradients might get past a defence of the candidate. `attack` is an attack of yours, which takes a classifier,
-    images, labels and the threat and returns adversarial images; what lies outside the threat does not count. Both
-    sides face the same attacks, images and random starts. With `run` every shard is kept: the same call again resumes,
-    and torchrun's ranks share the work. `identity` adds what a resumed call must agree on; a classifier or surrogate
-    that is no module needs it.
+    gradients might get past a defence of the candidate. `attack` is an attack of yours: one of lipforge, its text, or a
+    function of a classifier, images and labels (and the threat) to adversarial images; what lies outside the threat
+    does not count. Both sides face the same attacks, images and random starts. With `run` every shard is kept: the same
+    call again resumes, and torchrun's ranks share the work. `identity` adds what a resumed call must agree on; a
+    classifier or surrogate that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
     data = as_data(data)
-    plan = plan if plan is not None else audit_plan(classes=classes_of(pair.base.classifier, data))
-    plan = plan if attack is None else replace(plan, extra=Given(attack))
+    base, candidate = (classes_of(side.classifier, data) for side in (pair.base, pair.candidate))
+    if base != candidate:
+        raise InputError(f"base and candidate must have the same classes, got {base} and {candidate} of them")
+    plan = plan if plan is not None else audit_plan(classes=base)
+    plan = plan if attack is None else replace(plan, extra=as_attack(attack))
     unknown = [name for name, classifier in _classifiers(pair).items() if not isinstance(classifier, nn.Module)]
-    unknown += ["attack"] if attack is not None else []
+    unknown += ["attack"] if attack is not None and is_function(attack) else []
     if run is not None and unknown and not identity:  # a function has only its name
         raise InputError(
             f"identity must say what a classifier that is no module is, such as {{{unknown[0]!r}: 'mine-v2'}}, "
@@ -89,16 +102,18 @@ def audit(
     experiment = Experiment.open(
         data, *models, run=run, shard_size=size, identity=identity, show_progress=show_progress
     )
+    changes = {f"{side}_change": change_of(model) for side, model in zip(SIDES, models[::-1], strict=True)}
     pair = _with_gradients(pair, experiment, surrogates)
     # Read once for all ranks: a result that appears in between must not make them disagree on when to stop.
     task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run) if is_first() else {})
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
     shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan)
-    shards, escalated = _escalate(experiment, pair, threat, plan, shards, measured, others)
+    shards, further = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
-    stages = plan.stages(list(pair.candidate.views), escalated=escalated)
+    about |= changes
+    stages = plan.stages(list(pair.candidate.views), **further)
     if not any(shard[side]["gradients"].get(STRAIGHT) for shard in shards for side in SIDES):
         stages = [stage for stage in stages if stage != STRAIGHT]  # nothing rounds
     smoothing, chosen_on = _smoothing_check(pair, kept.values()), _chosen_on(kept.values(), data)
@@ -135,7 +150,9 @@ def _classifiers(pair: Pair) -> dict[str, Classifier]:
 
 def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything that determines the numbers beside the classifiers and the data."""
-    attacks = {name: getattr(plan, name) for name in ("non_adaptive", "adaptive", "longer", "full", "extra")}
+    attacks = {
+        name: getattr(plan, name) for name in ("non_adaptive", "adaptive", "longer", "full", "hard_label", "extra")
+    }
     attacks = {name: None if attack is None else attack_text(attack) for name, attack in attacks.items()}
     # A list: the order in which views are tried changes the numbers.
     views = list(pair.candidate.views)
@@ -180,26 +197,41 @@ def _escalate(
     shards: list[dict[str, Any]],
     measured: Mapping[str, Any] | None,
     others: Sequence[float],
-) -> tuple[list[dict[str, Any]], int]:
-    """The shards after further attacks, while what would be claimed rests on a side in doubt; and how many rounds of
-    them there were."""
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The shards after further attacks, and which there were, as `Plan.stages` takes it: a hard-label attack where a
+    gain would be claimed, then others while what would be claimed rests on a side in doubt."""
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
     further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
-    for number, attack in enumerate((further.first, further.full)):
-        stages = plan.stages(views, escalated=number)
-        if not doubts(shards, measured, decision_of(shards, stages, plan, others), same=_same(shards)):
-            return shards, number
-        watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
-        name = f"audit-escalation-{number + 1}-{count}__{threat_slug(threat)}"
-        task = experiment.task(name, _classifiers(pair), _config(pair, threat, plan), positions=range(count))
 
-        def compute(shard: Shard, attack: Any = attack, known: Any = shards, watch: Watch = watch) -> dict[str, Any]:
-            found: dict[str, Any] = attack(shard, known[int(shard.ids[0]) // plan.shard_size], watch)
+    def attacked(name: str, attack: Any) -> list[dict[str, Any]]:
+        watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
+        task = experiment.task(
+            f"audit-{name}-{count}__{threat_slug(threat)}", _classifiers(pair), _config(pair, threat, plan),
+            positions=range(count),
+        )  # fmt: skip
+
+        def compute(shard: Shard) -> dict[str, Any]:
+            found: dict[str, Any] = attack(shard, shards[int(shard.ids[0]) // plan.shard_size], watch)
             return found
 
         after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
-        shards = [merged(*each) for each in zip(shards, after, strict=True)]
-    return shards, 2
+        return [merged(*each) for each in zip(shards, after, strict=True)]
+
+    ran: dict[str, Any] = {"escalated": 0, "hard_label": False}
+
+    def decision() -> Decision:
+        return decision_of(shards, plan.stages(views, **ran), plan, others)
+
+    for attack in (further.first, further.full, None):
+        if plan.hard_label and threat.norm == "linf" and not ran["hard_label"] and decision().verdict == "real":
+            further.gained = frozenset(comparisons(shards, plan.stages(views, **ran))[2].gained_images[:MOST_GAINED])
+            shards = attacked("hard-label", further.hard)
+            ran["hard_label"] = True
+        if attack is None or not doubts(shards, measured, decision(), same=same_function(shards)):
+            break
+        shards = attacked(f"escalation-{ran['escalated'] + 1}", attack)
+        ran["escalated"] += 1
+    return shards, ran
 
 
 def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any] | None:
@@ -238,151 +270,3 @@ def _smoothing_check(pair: Pair, results: Iterable[Any]) -> Check:
     sides = (getattr(side.classifier, "original", side.classifier) for side in (pair.base, pair.candidate))
     base, candidate = (digest_of(model_identity(side)) for side in sides)
     return checks.smoothing(certificates, base, candidate)
-
-
-def gather(
-    shards: Sequence[Mapping[str, Any]],
-    measured: Mapping[str, Any] | None,
-    smoothing: Check,
-    about: Mapping[str, Any],
-    stages: list[str],
-    plan: Plan,
-    others: Sequence[float] = (),
-    chosen_on: Sequence[bool] = (),
-) -> AuditReport:
-    """The report that the shards of an audit make up; `about` are its fields that no shard knows, `others` the p-values
-    of the other audits of the run, and `chosen_on` says which images chose the ratio."""
-    sides = {side: [shard[side] for shard in shards] for side in SIDES}
-    base, candidate = (joined(sides[side], "outcome") for side in SIDES)
-    clean, non_adaptive, union = _comparisons(shards, stages)
-    decision, notes = decision_of(shards, stages, plan, others), _notes(sides, len(base))
-    decision = clear(decision, doubts(shards, measured, decision, same=_same(shards)))
-    decision = on_unseen(decision, sum(chosen_on[: len(base)]))
-    stopped = _stopped(shards, stages, plan, others, decision, about["planned"])
-    return AuditReport(
-        verdict=decision.verdict,
-        sentence=decision.sentence + stopped,
-        images_needed=decision.images_needed,
-        count=len(base),
-        clean=clean,
-        non_adaptive=non_adaptive,
-        union=union,
-        rows=_rows(base, candidate, stages, shards),
-        checks=(
-            *_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes, escalated=FULL in stages),
-            smoothing,
-        ),
-        base_effort=_effort(sides["base"]),
-        candidate_effort=_effort(sides["candidate"]),
-        base_outcome=tuple(base),
-        candidate_outcome=tuple(candidate),
-        notes=notes,
-        seconds=sum(shard["seconds"] for shard in shards),
-        base_early_stopped=sum(side["always_early_stopped"] for side in sides["base"]),
-        candidate_early_stopped=sum(side["always_early_stopped"] for side in sides["candidate"]),
-        **about,
-    )
-
-
-def _stopped(
-    shards: Sequence[Mapping[str, Any]],
-    stages: list[str],
-    plan: Plan,
-    others: Sequence[float],
-    decision: Decision,
-    planned: int,
-) -> str:
-    """What the sentence says of an audit that stopped before its last image: where, and whether going on may help."""
-    count = sum(len(shard["base"]["outcome"]) for shard in shards)
-    of, left = f"after {count:,} of {planned:,} images", planned - count
-    if not left:
-        return ""
-    if decision.verdict not in ("undecided", "unreliable"):
-        return f"; decided {of}"
-    if decision.verdict == "unreliable" or decision_of(shards, stages, plan, others).decided:
-        return f"; stopped {of}"  # more images would not change why it claims nothing
-    looked = decision_of(shards, [stage for stage in stages if stage not in ESCALATION], plan, others).verdict
-    more = f"--all-images (stop_early=False) also attacks the other {left:,}"
-    return f"; it stopped {of}, where it looked {looked}, and harder attacks then broke more; {more}"
-
-
-def decision_of(
-    shards: Sequence[Mapping[str, Any]], stages: list[str], plan: Plan, others: Sequence[float] = ()
-) -> Decision:
-    """The verdict on the images of these shards, the first of an audit; `others` are the run's other p-values."""
-    _, non_adaptive, union = _comparisons(shards, stages)
-    return among_others(decide(union, non_adaptive, same=_same(shards), margin=plan.margin), union, others)
-
-
-def _same(shards: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether both sides are the same function, as far as the shards show."""
-    return all(shard["same"] for shard in shards)
-
-
-def _comparisons(shards: Sequence[Mapping[str, Any]], stages: list[str]) -> list[Comparison]:
-    """Base and candidate on clean images, under the non-adaptive attack, and under the union of all `stages`."""
-    base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
-    return [
-        paired(_robust(base, upto), _robust(candidate, upto), anytime=True) for upto in ([], [NON_ADAPTIVE], stages)
-    ]
-
-
-def _checks(
-    shards: Sequence[Mapping[str, Any]],
-    measured: Mapping[str, Any] | None,
-    non_adaptive: list[bool],
-    notes: Sequence[AuditNote],
-    *,
-    escalated: bool,
-) -> tuple[Check, ...]:
-    counts = [shard["double"] for shard in shards]
-    double = None if None in counts else {key: sum(count[key] for count in counts) for key in counts[0]}
-    flags = [note.note for note in notes if (note.side, note.attack) == ("candidate", NON_ADAPTIVE)]
-    return (
-        *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
-        *(predicted([shard[side] for shard in shards], side) for side in SIDES),
-        *(black_box(joined([shard[side] for shard in shards], "outcome"), side) for side in SIDES if escalated),
-        checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
-        checks.attack_flags(flags),
-        checks.precision(double),
-    )
-
-
-def _rows(
-    base: list[str], candidate: list[str], stages: list[str], shards: Sequence[Mapping[str, Any]]
-) -> tuple[AuditRow, ...]:
-    rows = []
-    for last, name in enumerate([CLEAN, *stages]):
-        left, right = (sum(_robust(outcome, stages[:last])) for outcome in (base, candidate))
-        gradients = (sum(shard[side]["gradients"].get(name, 0) for shard in shards) for side in SIDES)
-        stopped = (sum(len(shard[side]["early_stopped"].get(name, ())) for shard in shards) for side in SIDES)
-        rows.append(AuditRow(name, left, right, (right - left) / len(base), *gradients, *stopped))
-    return tuple(rows)
-
-
-def _robust(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
-    """Which images are classified correctly and robust to these stages."""
-    return [word == ROBUST or word not in (*stages, MISCLASSIFIED) for word in outcome]
-
-
-def _effort(parts: Sequence[Mapping[str, Any]]) -> Effort:
-    spent = [_spent(part) for part in parts]
-    robust, total = sum(count for count, _ in spent), sum(count * mean for count, mean in spent)
-    forwards, backwards = sum(part["forwards"] for part in parts), sum(joined(parts, "backwards"))
-    return Effort(forwards, backwards, total / robust if robust else 0.0)
-
-
-def _spent(summary: Mapping[str, Any]) -> tuple[int, float]:
-    """How many images of a shard are robust, and how many gradients each of them took on average."""
-    pairs = zip(summary["backwards"], summary["outcome"], strict=True)
-    found = [count for count, word in pairs if word == ROBUST]
-    return len(found), sum(found) / len(found) if found else 0.0
-
-
-def _notes(sides: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> tuple[AuditNote, ...]:
-    """The notes of each attack on each side, added up over the shards."""
-    notes: dict[tuple[str, str], list[Note]] = {}
-    for side, parts in sides.items():
-        for stage, note in joined(parts, "notes"):
-            notes.setdefault((side, stage), []).append(Note(**note))
-    return tuple(AuditNote(*where, note) for where, found in notes.items() for note in merge_notes(found, total))

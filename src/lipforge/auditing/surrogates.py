@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from lipforge import rng
 from lipforge.attacks import norms
+from lipforge.outputs import logits_in
 from lipforge.types import Classifier, Threat
 
 
@@ -37,7 +38,7 @@ class ZeroGradient:
 
     def __call__(self, x: Tensor) -> Tensor:
         # Detached, as what goes through NumPy or another framework takes no other images.
-        return self.original(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
+        return logits_in(self.original(x.detach())) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
 
 
 def with_gradient(classifier: Classifier, image: Tensor) -> Classifier:
@@ -45,7 +46,7 @@ def with_gradient(classifier: Classifier, image: Tensor) -> Classifier:
     point = image.detach().clone().requires_grad_()
     with torch.enable_grad():
         try:
-            total = classifier(point).sum()
+            total = logits_in(classifier(point)).sum()
         except RuntimeError as error:
             if "requires grad" not in str(error):  # torch's words for .numpy() on images that want a gradient
                 raise
@@ -108,7 +109,7 @@ def through_rounding(classifier: Classifier, image: Tensor) -> Classifier | None
 
     def straight(x: Tensor) -> Tensor:
         with StraightThrough():
-            return classifier(x)
+            return logits_in(classifier(x))
 
     with torch.enable_grad(), StraightThrough() as mode:
         classifier(image.detach().clone().requires_grad_())
@@ -143,9 +144,9 @@ def distilled(
         x = images(drawn.tolist())
         x = norm.random_start(x, threat.eps, seed=seed, sample_ids=ids.to(x.device), stream="distilling-noise")
         with torch.no_grad():
-            wanted = F.softmax(teacher(x), dim=1)
+            wanted = F.softmax(logits_in(teacher(x)), dim=1)
         with torch.enable_grad():
-            loss = F.cross_entropy(made(x), wanted)
+            loss = F.cross_entropy(logits_in(made(x)), wanted)
             if not (loss.requires_grad and loss.isfinite()):
                 return None
             optimizer.zero_grad()

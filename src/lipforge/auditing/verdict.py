@@ -2,26 +2,29 @@
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from scipy.special import ndtri
 
 from lipforge.results import Verdict, holm_objection
-from lipforge.statistics import Comparison, counts_above, likely_limits
+from lipforge.statistics import Comparison, anytime_interval, counts_above, likely_limits
 from lipforge.text import points
 
 BLOCK = 500  # images between two looks at which an audit may stop
 
 
 class Decision(NamedTuple):
-    """The verdict, the sentence that a report begins with, and for "undecided" how many images would probably decide
-    (None also if that is more than a million)."""
+    """The verdict, the sentence that a report begins with, for "undecided" how many images would probably decide (None
+    also if that is more than a million), and for a claim how many of the images that a side seems to be robust on may
+    be broken after all without changing it, by side."""
 
     verdict: Verdict
     sentence: str
     images_needed: int | None = None
+    spare: Mapping[str, int] = MappingProxyType({})
 
     @property
     def decided(self) -> bool:
@@ -45,16 +48,15 @@ def decide(union: Comparison, non_adaptive: Comparison, *, same: bool, margin: f
     verdict = verdict_of(union, non_adaptive, same=same, margin=margin)
     if same:
         return Decision(verdict, f"no change: both gave equal logits, bit for bit, on all {union.count} images")
-    if verdict == "real":
-        return Decision(verdict, f"real: the candidate gains {found}")
-    if verdict == "harmful":
-        return Decision(verdict, f"harmful: the candidate loses, {found}{though}")
-    if verdict == "not real":
-        return Decision(
-            verdict, f"not real: {shown}, but it is {found}, which rules out a gain of {100 * margin:g} or more"
-        )
-    if verdict == "no change":
-        return Decision(verdict, f"no change: {found}, less than {100 * margin:g} either way{though}")
+    claims = {
+        "real": f"the candidate gains {found}",
+        "harmful": f"the candidate loses, {found}{though}",
+        "not real": f"{shown}, but it is {found}, which rules out a gain of {100 * margin:g} or more",
+        "no change": f"{found}, less than {100 * margin:g} either way{though}",
+    }
+    if verdict in claims:
+        spare = {side: spare_images(union, non_adaptive, side, margin) for side in ("base", "candidate")}
+        return Decision(verdict, f"{verdict}: {claims[verdict]}", spare=spare)
     small = f", a gain that may be below the margin of {100 * margin:g}" if union.interval[0] > 0 else ""
     needed = images_needed(union, non_adaptive, margin)
     images = "more than a million" if needed is None else f"about {needed:,}"
@@ -80,6 +82,29 @@ def verdict_of(union: Comparison, non_adaptive: Comparison, *, same: bool, margi
     if looks_real and low <= 0 and high < margin:
         return "not real"
     return "no change" if within else "undecided"
+
+
+def spare_images(union: Comparison, non_adaptive: Comparison, side: str, margin: float) -> int:
+    """How many images that `side` seems to be robust on may be broken after all, and the verdict stays the same."""
+    verdict = verdict_of(union, non_adaptive, same=False, margin=margin)
+    alone = union.lost if side == "base" else union.gained
+
+    def changed(broken: int) -> bool:
+        # Nobody knows which: as many as can be of those that both seem robust on, or as few.
+        both = min(broken, union.robust_both), max(broken - alone, 0)
+        later = (_with_broken(union, side, broken - part, part) for part in both)
+        return any(verdict_of(one, non_adaptive, same=False, margin=margin) != verdict for one in later)
+
+    return bisect_left(range(1, alone + union.robust_both + 1), True, key=changed)
+
+
+def _with_broken(union: Comparison, side: str, alone: int, both: int) -> Comparison:
+    """The comparison if more images were broken on a side: `alone` of those that only it seemed robust on, and `both`
+    of those that both did."""
+    change = (both, -alone) if side == "base" else (-alone, both)
+    gained, lost = union.gained + change[0], union.lost + change[1]
+    interval, difference = anytime_interval(gained, lost, union.count), (gained - lost) / union.count
+    return replace(union, gained=gained, lost=lost, difference=difference, interval=interval)
 
 
 def among_others(decision: Decision, union: Comparison, others: Sequence[float]) -> Decision:

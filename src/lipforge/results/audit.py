@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from lipforge.results.change import Change
 from lipforge.results.evaluation import ROBUST, Note
 from lipforge.statistics import Comparison, holm
 from lipforge.types import Norm
@@ -86,7 +87,8 @@ class AuditReport:
     `non_adaptive` and `union` compare the two image by image, under the non-adaptive attack and under the union of all
     attacks; the verdict is about `union`. The outcomes have for each image the attack that broke it, "robust" or
     "misclassified". `*_early_stopped` count robust images that every gradient attack stopped early. `count` images were
-    attacked, of `planned`: an audit may stop as soon as the verdict is decided.
+    attacked, of `planned`: an audit may stop as soon as the verdict is decided. `*_change` is what lipforge had changed
+    in each side.
     """
 
     kind: ClassVar[str] = "audit"
@@ -116,6 +118,8 @@ class AuditReport:
     base_early_stopped: int = 0
     candidate_early_stopped: int = 0
     planned: int | None = None
+    base_change: Change | None = None
+    candidate_change: Change | None = None
 
     @property
     def exit_code(self) -> int:
