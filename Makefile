@@ -18,8 +18,12 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	$(PIP) -e .
 	@touch $@
 
+# torchattacks installs folders named robustbench and autoattack over those of RobustBench: it gets a place of its own.
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps --upgrade --target $(VENV)/torchattacks torchattacks
+	rm -rf $(VENV)/torchattacks/robustbench $(VENV)/torchattacks/autoattack
+	echo "$(abspath $(VENV)/torchattacks)" > "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/torchattacks.pth"
 	@touch $@
 
 demo: $(VENV)/.core
@@ -39,6 +43,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/evaluation.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/autoattack.py
+	$(BIN)/python benchmarks/deploy.py
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

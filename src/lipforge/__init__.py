@@ -18,6 +18,8 @@ __all__ = sorted(_MODULES)  # the names of __init__.pyi
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return import_module(f"{__name__}.records").lipforge_version()
     if name not in _MODULES:
         if name.startswith("_") or find_spec(f"{__name__}.{name}") is None:
             raise AttributeError(f"module 'lipforge' has no attribute {name!r}")

@@ -8,10 +8,14 @@ from lipforge.attacks import PGD as PGD
 from lipforge.attacks import Attack as Attack
 from lipforge.attacks import AttackResult as AttackResult
 from lipforge.attacks import Cascade as Cascade
+from lipforge.attacks import RayS as RayS
 from lipforge.attacks import Square as Square
 from lipforge.attacks import TargetedAPGD as TargetedAPGD
 from lipforge.attacks import autoattack as autoattack
 from lipforge.attacks import fast as fast
+from lipforge.attacks import from_art as from_art
+from lipforge.attacks import from_foolbox as from_foolbox
+from lipforge.attacks import from_torchattacks as from_torchattacks
 from lipforge.attacks import parse_attack as parse_attack
 from lipforge.auditing import audit as audit
 from lipforge.auditing import audit_plan as audit_plan
@@ -25,6 +29,8 @@ from lipforge.data import list_data as list_data
 from lipforge.data import load_data as load_data
 from lipforge.data import split as split
 from lipforge.data import take as take
+from lipforge.deployment import export as export
+from lipforge.deployment import load_exported as load_exported
 from lipforge.errors import LipforgeError as LipforgeError
 from lipforge.evaluation import clean_accuracy as clean_accuracy
 from lipforge.evaluation import evaluate as evaluate
@@ -63,15 +69,23 @@ from lipforge.improvement import improve as improve
 from lipforge.models import list_models as list_models
 from lipforge.models import load_model as load_model
 from lipforge.reports import write_report as write_report
+from lipforge.reproduction import Source as Source
+from lipforge.reproduction import reproduce as reproduce
+from lipforge.reproduction import reproduce_figure as reproduce_figure
 from lipforge.results import Analysis as Analysis
 from lipforge.results import AuditReport as AuditReport
 from lipforge.results import CertifyResult as CertifyResult
 from lipforge.results import Comparison as Comparison
+from lipforge.results import ExportResult as ExportResult
+from lipforge.results import Reproduction as Reproduction
 from lipforge.results import RobustResult as RobustResult
 from lipforge.runs import RunDir as RunDir
 from lipforge.search import choose_ratio as choose_ratio
 from lipforge.statistics import compare as compare
+from lipforge.tracking import log_to as log_to
 from lipforge.training import TrainConfig as TrainConfig
 from lipforge.training import train as train
 from lipforge.types import Classifier as Classifier
 from lipforge.types import Threat as Threat
+
+__version__: str

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +32,8 @@ class _Clock:
 
 _clock = _Clock()
 
+_silent = ContextVar("silent", default=False)
+
 REFRESHES = 2  # per second. Drawing takes a few milliseconds of the interpreter, which an attack on a CPU waits for
 
 
@@ -38,6 +41,20 @@ class Step(Protocol):
     """Call it after each piece of work: how many units were done, and a word on how it goes."""
 
     def __call__(self, advance: int, note: str = "") -> None: ...
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Inside the block no progress is shown."""
+    token = _silent.set(True)
+    try:
+        yield
+    finally:
+        _silent.reset(token)
+
+
+def is_silent() -> bool:
+    return _silent.get()
 
 
 @contextmanager
@@ -52,7 +69,7 @@ def progress(
     >>> with progress("calibrating", 2, show=False) as step:
     ...     step(1); step(1, "half way")
     """
-    if show is False or not is_first():
+    if show is False or is_silent() or not is_first():
         yield lambda advance, note="": None
         return
     name, remark = (TextColumn(text, markup=False) for text in ("{task.description}", "{task.fields[note]}"))

@@ -63,6 +63,15 @@ def alone() -> Iterator[None]:
         _alone.reset(token)
 
 
+def own_rank() -> Rank:
+    """This process among those that have joined; the only one where it has not."""
+    if not joined():
+        return Rank()
+    import torch.distributed as dist
+
+    return Rank(dist.get_rank(), dist.get_world_size())
+
+
 def from_first(value: T) -> T:
     """The first rank's value, on every rank that has joined; all must call it."""
     if not joined():

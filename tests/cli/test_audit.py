@@ -6,6 +6,7 @@ import pytest
 
 from lipforge.paper import check_table, load_paper
 from lipforge.results import VERDICTS
+from tests.schemas import result_of
 
 IMAGES = ("--data", "cifar10-sample:test", "--limit", 2, "--eps", "1/255", "--device", "cpu")
 
@@ -26,7 +27,7 @@ def test_the_papers_numbers_are_checked_and_the_breaks_named(run):
 
 def test_json_has_the_same_findings(run):
     ended = run("audit", "--table", "paper", "--json")
-    found = json.loads(ended.out)
+    found = result_of(ended.out)
     expected = check_table(load_paper(), source="paper")
     assert found["kind"] == "table_audit"
     assert [item["evidence"] for item in found["findings"]] == [item.evidence for item in expected.findings]
@@ -70,13 +71,13 @@ def test_a_forged_model_is_audited_and_the_result_kept(run, tmp_path, spec):
     saved = json.loads((tmp_path / "kept/results/audit__linf-1over255.json").read_text())
     assert (saved["kind"], saved["verdict"], saved["count"]) == ("audit", "no change", 2)
     again = run("audit", spec, "--recipe", "recipe.json", "--ratio", "0", *IMAGES, "--run", "kept", "--json")
-    assert json.loads(again.out) == saved
+    assert result_of(again.out) == saved
     assert "likely to be called real" not in again.err
 
 
 def test_two_models_are_audited_as_a_pair(run, spec):
     ended = run("audit", spec, spec, *IMAGES, "--json")
-    found = json.loads(ended.out)
+    found = result_of(ended.out)
     assert ended.code == VERDICTS[found["verdict"]].exit_code
     assert found["model"] == f"{spec} and {spec}"
     assert found["candidate_effort"]["backwards"] > 0 or found["clean"]["forged_accuracy"] == 0
@@ -111,5 +112,5 @@ def test_a_verdict_is_no_crash_to_torchrun(run, environment):
     command = [*torchrun, "--nproc-per-node", "2", "-m", "--", "lipforge", *arguments]
     shared = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     alone = run(*arguments)
-    assert (shared.returncode, json.loads(shared.stdout)["verdict"]) == (0, "undecided")
-    assert (alone.code, json.loads(alone.out)["verdict"]) == (3, "undecided")
+    assert (shared.returncode, result_of(shared.stdout)["verdict"]) == (0, "undecided")
+    assert (alone.code, result_of(alone.out)["verdict"]) == (3, "undecided")

@@ -12,6 +12,7 @@ from lipforge.models import load_model
 from lipforge.records import read_json, to_builtins
 from lipforge.results import FORMAT
 from lipforge.statistics import paired
+from tests.schemas import results_of
 
 SMALL = ("--data", "cifar10-sample", "--n0", 10, "--n", 60, "--alpha", 0.05, "--skip", 100)
 
@@ -31,7 +32,7 @@ def without_seconds(result):
 def test_base_and_forged_have_the_numbers_of_the_library(run, forged_model):
     ended = run("certify", forged_model, "--recipe", "recipe.json", *SMALL, "--json")
     assert (ended.code, ended.err) == (0, "")
-    found = json.loads(ended.out)["results"]
+    found = results_of(ended.out)
     model = load_model(forged_model)
     load_recipe("recipe.json").apply_(model)
     settings = {"n0": 10, "n": 60, "alpha": 0.05, "skip": 100, "model_name": forged_model}
@@ -80,7 +81,7 @@ def test_the_estimate_asks_for_little_and_writes_nothing(run, forged_model, tmp_
 def test_the_estimate_as_json_is_one_object_with_a_cost_for_each_view(run, forged_model):
     ended = run("certify", forged_model, "--recipe", "recipe.json", *SMALL, "--estimate", "--json")
     printed = json.loads(ended.out)
-    assert [(cost["label"], cost["kind"]) for cost in printed["results"]] == [
+    assert [(cost["label"], cost["kind"]) for cost in results_of(ended.out)] == [
         ("base", "certify_cost"),
         ("forged", "certify_cost"),
     ]

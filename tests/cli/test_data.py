@@ -6,6 +6,7 @@ from PIL import Image
 
 from lipforge.data import check_data, list_data
 from tests.data.made import photo
+from tests.schemas import result_of, results_of
 
 
 @pytest.fixture(name="folder")
@@ -30,9 +31,11 @@ def test_the_list_names_every_set_and_kind_of_path(run, tmp_path):
 
 
 def test_the_list_as_json_is_that_of_the_library(run, tmp_path):
-    printed = json.loads(run("data", "list", "--json").out)
-    assert [entry["name"] for entry in printed["data"]] == [entry.name for entry in list_data()]
-    assert printed["data"][0]["counts"] == {"train": 50000, "test": 10000}
+    ended = run("data", "list", "--json")
+    assert [entry["name"] for entry in results_of(ended.out)] == [entry.name for entry in list_data()]
+    printed = json.loads(ended.out)
+    assert printed["kind"] == "data list"
+    assert printed["results"][0]["counts"] == {"train": 50000, "test": 10000}
     assert printed["cache"] == str(tmp_path / "cache")
 
 
@@ -40,7 +43,7 @@ def test_getting_a_set_says_what_is_there(run):
     ended = run("data", "get", "cifar10-sample")
     assert (ended.code, ended.err) == (0, "")
     assert ended.out.startswith("cifar10-sample: 500 train, 500 test images")
-    assert json.loads(run("data", "get", "cifar10-sample", "--json").out)["ready"] is True
+    assert result_of(run("data", "get", "cifar10-sample", "--json").out)["ready"] is True
 
 
 def test_getting_an_unknown_set_suggests_the_nearest(run):
@@ -60,7 +63,7 @@ def test_a_check_reports_counts_range_and_identity(run):
 
 
 def test_a_check_as_json_is_the_librarys_report(run):
-    printed = json.loads(run("data", "check", "cifar10-sample:test", "--json").out)
+    printed = result_of(run("data", "check", "cifar10-sample:test", "--json").out)
     report = check_data("cifar10-sample:test")
     assert (printed["count"], printed["digest"]) == (500, report.digest)
     assert printed["histogram"] == list(report.histogram)
@@ -83,7 +86,7 @@ def test_unreadable_images_are_all_named_and_end_with_2(run, folder, form):
     assert "dog/3.JPEG" in ended.out
     assert "[red]/5.JPEG" in ended.out
     if form:
-        printed = json.loads(ended.out)
+        printed = result_of(ended.out)
         assert (printed["count"], len(printed["unreadable"])) == (10, 2)
 
 
@@ -102,7 +105,7 @@ def test_forging_skips_an_unreadable_image_only_if_asked_and_says_so(run, folder
     options = ("--data", f"folder:{folder}", *SIZE, "--on-error", "skip", "--workers", 0)
     ended = run("forge", f"{model_file}:build", *options, "--json")
     assert ended.code == 0
-    assert json.loads(ended.out)["images_seen"] == 11
+    assert result_of(ended.out)["images_seen"] == 11
     assert ended.err.startswith("note: left out 1 unreadable images of folder:")
     assert "dog/3.JPEG" in ended.err
     assert len(ended.err.splitlines()) == 1

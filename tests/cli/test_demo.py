@@ -11,6 +11,7 @@ from lipforge.cli.demo import Sizes
 from lipforge.data import load_data
 from lipforge.errors import DataError
 from lipforge.forge import load_recipe
+from tests.schemas import result_of
 
 TINY = Sizes(calibration=300, validation=10, test=12, judged=8, analysed=4)
 
@@ -29,7 +30,7 @@ def _no_download(monkeypatch):
 @pytest.mark.slow
 def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run):
     ended = run("demo", "--out", tmp_path / "demo", "--json")
-    result = json.loads(ended.out)
+    result = result_of(ended.out)
     assert ended.code == 0
     assert "CIFAR-10 is not available here" in ended.err
     assert (result["kind"], result["count"], result["calibrated_on"], result["sites"]) == ("demo", 12, 300, 16)

@@ -14,7 +14,7 @@ from lipforge.evaluation import evaluate
 from lipforge.models import load_model
 from lipforge.results import RobustResult
 from lipforge.types import Threat
-from tests.schemas import problems
+from tests.schemas import problems, results_of
 
 SAMPLE = ("--data", "cifar10-sample", "--limit", 24, "--batch-size", 8)
 
@@ -28,7 +28,7 @@ def recipe(run, model_file) -> str:
 
 def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
     ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--attack", "fgsm", "--json")
-    (printed,) = json.loads(ended.out)["results"]
+    (printed,) = results_of(ended.out)
     assert problems(printed, "robust") == []
     expected = evaluate(
         load_model("cifar10-resnet"),
@@ -62,7 +62,7 @@ def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
 )
 def test_the_schema_refuses_what_is_no_result(run, broken):
     ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "fgsm", "--json")
-    (whole,) = json.loads(ended.out)["results"]
+    (whole,) = results_of(ended.out)
     assert problems(whole, "robust") == []
     assert problems({**whole, **broken}, "robust")
     assert problems({key: whole[key] for key in whole if key not in broken}, "robust") or "extra" in broken
@@ -237,3 +237,11 @@ def test_wrong_use_is_explained_in_one_line(run, message):
     assert ended.code == 2
     assert message in ended.err
     assert len(ended.err.splitlines()) == 1
+
+
+def test_log_writes_event_files_beside_the_result(run, tmp_path):
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--attack", "fgsm", "--log", "tensorboard:tb")
+    assert ended.code == 0, ended.err
+    assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
+    refused = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--log", "tensorboard")
+    assert (refused.code, refused.err) == (2, "error: tensorboard needs a folder: tensorboard:DIR\n")

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from lipforge.data import load_data
 from lipforge.forge import forge_, load_recipe, parse_mask
 from lipforge.models import load_model
+from tests.schemas import result_of
 
 SMALL = ("--data", "cifar10-sample:train", "--limit", 32)
 
@@ -76,7 +77,9 @@ def test_a_data_seed_draws_other_images(run, tmp_path, model_file):
 def test_json_is_the_recipe_and_nothing_else(run_process, tmp_path, model_file):
     ended = run_process("forge", f"{model_file}:build", *SMALL, "--json", "--out", "r.json")
     assert (ended.code, ended.err) == (0, "")
-    printed = json.loads(ended.out)
+    printed = result_of(ended.out)
+    assert printed.pop("kind") == "recipe"
+    assert printed.pop("digest") == load_recipe(tmp_path / "r.json").digest
     assert (printed.pop("model"), printed.pop("out")) == (f"{model_file}:build", "r.json")
     assert printed.pop("seconds") >= 0
     assert printed == json.loads((tmp_path / "r.json").read_text())
@@ -213,7 +216,7 @@ def test_two_processes_give_the_bounds_of_one_and_only_the_first_prints(run, env
     assert ended.returncode == 0, ended.stderr
     assert run("forge", *arguments, "--out", "one.json").code == 0
     assert load_recipe(tmp_path / "two.json") == load_recipe(tmp_path / "one.json")
-    assert json.loads(ended.stdout)["images_seen"] == 33
+    assert result_of(ended.stdout)["images_seen"] == 33
 
 
 @pytest.mark.slow
@@ -235,7 +238,7 @@ def test_a_terminal_shows_a_bar_with_the_count_and_the_time_left(environment, mo
         pass
     out, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert json.loads(out)["images_seen"] == 500
+    assert result_of(out.decode())["images_seen"] == 500
     assert b"calibrating" in shown
     assert b"500/500" in shown
     assert b"0:00:0" in shown

@@ -9,6 +9,7 @@ from lipforge.forge import load_recipe
 from lipforge.results import from_record
 from tests.improvement import lopsided
 from tests.improvement.lopsided import Lopsided, symmetric
+from tests.schemas import result_of
 
 SMALL = ("--eps", "4/255", "--calibrate", 110, "--validate", 120, "--max-cost", 2, "--parts", "tta")
 
@@ -47,10 +48,9 @@ def test_the_table_the_reason_the_recipe_and_the_next_command_are_there(improved
 
 def test_the_json_is_the_result_with_the_recipe(improved):
     ended = improved("--json")
-    values = json.loads(ended.out)
-    assert values["recipe"]["tta"]["transforms"][1]["mirror"] is True
-    recipe = values.pop("recipe")
-    assert from_record(values, "stdout").chosen == "mirror"
+    recipe = json.loads(ended.out)["recipe"]
+    assert recipe["tta"]["transforms"][1]["mirror"] is True
+    assert from_record(result_of(ended.out), "stdout").chosen == "mirror"
     assert recipe["format"] == 2
 
 

@@ -1,8 +1,7 @@
-import json
-
 import pytest
 
 from tests.reports.made import full_run
+from tests.schemas import result_of
 
 
 @pytest.fixture(name="folder")
@@ -37,7 +36,7 @@ def test_several_csv_tables_are_told_apart_by_name(run, folder):
 
 
 def test_json_says_what_is_in_the_report(run, folder):
-    said = json.loads(run("report", folder, "--json").out)
+    said = result_of(run("report", folder, "--json").out)
     assert said["report"] == str(folder / "report.html")
     assert said["sections"][:2] == ["verdict", "accuracy"]
     assert "accuracy" in said["tables"]

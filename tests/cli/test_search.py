@@ -10,6 +10,7 @@ from lipforge.records import to_builtins
 from lipforge.results import record
 from lipforge.search import choose_ratio
 from lipforge.types import Threat
+from tests.schemas import result_of
 
 DATA = ("--data", "cifar10-sample", "--limit", 12, "--data-seed", 3)
 ATTACK = ("--attack", "pgd:steps=2", "--eps", "8/255")
@@ -41,7 +42,7 @@ def test_the_json_is_the_result_of_the_library(run, recipe):
         attack=PGD(steps=2),
         ratios=(2**-8, 2**-6),
     )
-    assert without_seconds(json.loads(ended.out)) == without_seconds(to_builtins(record(expected)))
+    assert without_seconds(result_of(ended.out)) == without_seconds(to_builtins(record(expected)))
 
 
 def test_the_table_the_reason_the_plot_the_recipe_and_the_run_are_there(run, recipe, tmp_path):
@@ -74,7 +75,7 @@ def test_validation_images_of_the_set_that_calibrated_are_noted(run, recipe):
 def test_the_default_attack_is_fast_as_in_evaluate(run, recipe):
     given = ("--data", "cifar10-sample", "--limit", 2, "--ratios", "2^-7", "--json")
     ended = run("search", "cifar10-resnet", "--recipe", recipe, *given)
-    assert json.loads(ended.out)["attack"] == "fast"
+    assert result_of(ended.out)["attack"] == "fast"
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-import json
-
 from lipforge.forge import find_sites
 from lipforge.models import load_model
+from tests.schemas import result_of
 
 MASK = """
 import torch
@@ -38,7 +37,7 @@ def test_json_is_an_object_with_the_sites_of_the_library_and_nothing_else(run):
     ended = run("sites", "resnet20", "--json")
     survey = find_sites(load_model("resnet20", pretrained=False))
     assert (ended.code, ended.err) == (0, "")
-    printed = json.loads(ended.out)
+    printed = result_of(ended.out)
     assert [site["name"] for site in printed["sites"]] == survey.names
     assert printed["sites"][0]["input_shape"] == list(survey[0].input_shape)
     assert {layer["name"] for layer in printed["skipped"]} == {layer.name for layer in survey.skipped}
@@ -48,7 +47,7 @@ def test_json_is_an_object_with_the_sites_of_the_library_and_nothing_else(run):
 def test_rules_include_and_exclude_choose_the_sites(run, model_file):
     def names(*options):
         return [
-            site["name"] for site in json.loads(run("sites", f"{model_file}:build", "--json", *options).out)["sites"]
+            site["name"] for site in result_of(run("sites", f"{model_file}:build", "--json", *options).out)["sites"]
         ]
 
     assert names() == ["conv1", "conv2"]
@@ -65,7 +64,7 @@ def test_an_unknown_rule_is_an_error_with_the_nearest_one(run):
 
 
 def test_a_glob_that_matches_nothing_is_an_error_that_says_so(run):
-    ended = run("sites", "resnet20", "--include", "nothing.*", "--json")
+    ended = run("sites", "resnet20", "--include", "nothing.*")
     assert (ended.code, ended.out) == (2, "")
     assert "matches no glob of include (nothing.*)" in ended.err
 
@@ -75,7 +74,7 @@ def test_masks_that_a_model_carries_already_are_pointed_out(run, model_file):
     ended = run("sites", f"{model_file}:sparse")
     assert ended.code == 0
     assert "note: this model carries 1 MeanSparse masks already, such as 'mask'" in ended.err
-    assert json.loads(run("sites", f"{model_file}:sparse", "--json").out)["carried_masks"] == ["mask"]
+    assert result_of(run("sites", f"{model_file}:sparse", "--json").out)["carried_masks"] == ["mask"]
     forged = run("forge", f"{model_file}:sparse", "--data", "cifar10-sample", "--limit", 4, "--json")
     assert "carries 1 MeanSparse masks already" in forged.err
-    assert len(json.loads(forged.out)["sites"]) == 2
+    assert len(result_of(forged.out)["sites"]) == 2

@@ -1,11 +1,10 @@
-import json
-
 from lipforge.attacks import FGSM, PGD
 from lipforge.data import load_data
 from lipforge.evaluation import sweep
 from lipforge.models import load_model
 from lipforge.types import Threat
 from tests.cli.test_search import DATA, recipe
+from tests.schemas import result_of
 
 __all__ = ["recipe"]
 
@@ -15,7 +14,7 @@ ATTACKS = ("--attack", "fgsm", "--attack", "pgd:steps=2")
 def test_the_json_has_the_rows_of_the_library(run):
     ended = run("sweep", "cifar10-resnet", *DATA, *ATTACKS, "--eps", "2/255,16/255", "--independent", "--json")
     assert ended.code == 0, ended.err
-    found = json.loads(ended.out)
+    found = result_of(ended.out)
     threats = [Threat("linf", "2/255"), Threat("linf", "16/255")]
     data = load_data("cifar10-sample", limit=12, seed=3)
     expected = sweep({"base": load_model("cifar10-resnet")}, data, [FGSM(), PGD(steps=2)], threats, carry=False)

@@ -1,6 +1,5 @@
 """`lipforge train`, as a user runs it: killed, resumed, refused, and with forged functions at work."""
 
-import json
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 import lipforge
 from lipforge.data import load_data
+from tests.schemas import result_of
 
 SETTINGS = "--arch resnet8:width=8 --method fgsm-rs --epochs 1 --limit 2000 --batch-size 50 --holdout 50 --lr 0.05"
 
@@ -77,7 +77,7 @@ def test_forge_aware_fine_tuning_changes_weights_but_not_keys(tmp_path, backward
     lipforge.save_recipe(recipe, model)
     arguments = f"--arch cifar10-resnet --pretrained --recipe {recipe} --backward {backward} --limit 64 --holdout 16"
     rest = f"--epochs 1 --batch-size 32 --lr 0.01 --out {tmp_path / 'tuned'} --json"
-    result = json.loads(run("train", "--data", "cifar10-sample:train", *arguments.split(), *rest.split()).out)
+    result = result_of(run("train", "--data", "cifar10-sample:train", *arguments.split(), *rest.split()).out)
     tuned, before = load_file(tmp_path / "tuned" / "weights.safetensors"), lipforge.load_model("cifar10-resnet")
     assert result["epochs"] == 1
     assert tuned.keys() == before.state_dict().keys()

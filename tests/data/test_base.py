@@ -6,8 +6,9 @@ import torch
 
 from lipforge.batching import ImageData
 from lipforge.data import from_arrays
-from lipforge.data.base import check_indices, content_digest, stream, unit_range
+from lipforge.data.base import check_indices, content_digest, stream
 from lipforge.errors import InputError
+from lipforge.sources import unit_range
 
 
 class Plain:

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lipforge.batching import ImageData, batches
 from lipforge.data import FolderOptions, load_data, open_folder, split, take
+from lipforge.data.images import robustbench_list
 from lipforge.errors import DataError, InputError
 from tests.data.made import photo
 
@@ -195,3 +196,17 @@ def test_a_file_listed_twice_is_refused(tmp_path):
     options = FolderOptions(resize=None, crop=None, workers=0, files=str(tmp_path / "list.txt"))
     with pytest.raises(DataError, match=r"lists cat/1\.png more than once"):
         load_data(f"folder:{tmp_path / 'images'}", folder=options)
+
+
+@pytest.mark.zoo
+def test_robustbench_stands_for_its_list_of_imagenet_images(tmp_path):
+    listed = robustbench_list().read_text().split()
+    assert len(set(listed)) == len(listed) == 5000
+    for name in listed:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    save_image(tmp_path / listed[0])
+    (tmp_path / listed[0]).with_name("other.JPEG").touch()
+    data = load_data(f"folder:{tmp_path}", folder=FolderOptions(resize=None, crop=None, workers=0, files="robustbench"))
+    assert len(data) == 5000
+    assert data.class_names[data[0][1]] == listed[0].split("/")[0]

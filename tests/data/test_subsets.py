@@ -156,6 +156,11 @@ def test_a_position_outside_the_view_is_refused():
         take(numbered(5), 2).batch([2])
 
 
-def test_a_pair_of_tensors_must_become_a_data_set_first():
-    with pytest.raises(InputError, match=r"data must be a data set .*got tuple"):
-        split((torch.zeros(2, 1, 4, 4), torch.zeros(2)))  # type: ignore[arg-type]  # the mistake is the point
+def test_what_is_no_data_set_is_named():
+    with pytest.raises(InputError, match=r"data must be a data set .*got int"):
+        take(3, 2)  # type: ignore[arg-type]  # the mistake is the point
+
+
+def test_a_pair_of_tensors_is_a_data_set_too():
+    images, labels = torch.rand(4, 1, 4, 4), torch.arange(4)
+    assert take((images, labels), 2).batch([1])[1].tolist() == [1]

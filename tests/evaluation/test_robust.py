@@ -177,9 +177,9 @@ def test_bad_input_is_named():
     with pytest.raises(InputError, match="batch_size and shard_size must be at least 1, got 0"):
         evaluate(MODEL, (X, Y), ATTACK, THREAT, batch_size=0)
     with pytest.raises(InputError, match="data must be a data set"):
-        evaluate(MODEL, X, ATTACK, THREAT)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"attack must be an attack such as PGD\(steps=50\).*, got 'pgd'"):
-        evaluate(MODEL, (X, Y), "pgd", THREAT)  # type: ignore[arg-type]
+        evaluate(MODEL, X, ATTACK, THREAT)
+    with pytest.raises(InputError, match=r"attack must be an attack such as PGD\(steps=50\).*, got 3"):
+        evaluate(MODEL, (X, Y), 3, THREAT)  # type: ignore[arg-type]  # the mistake under test
     with pytest.raises(InputError, match="one per image, got"):
         evaluate(MODEL, (X, Y[:3]), ATTACK, THREAT)
     with pytest.raises(InputError, match=r"images must lie in \[0, 1\].*image 7"):

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.attacks import FGSM, PGD
-from lipforge.data import load_data
+from lipforge.data import from_arrays, load_data
 from lipforge.errors import InputError, ModelError
-from lipforge.evaluation import transfer
+from lipforge.evaluation import evaluate, score_saved, transfer
 from lipforge.models import load_model
 from lipforge.results import TransferResult
 from lipforge.runs import RunDir
@@ -112,3 +112,34 @@ def test_a_target_in_training_mode_is_refused():
 def test_a_negative_number_of_steps_is_refused():
     with pytest.raises(InputError, match="refine must be at least 0, got -1"):
         transfer(linear(), linear(), labelled(linear()), FGSM(), THREAT, refine=-1)
+
+
+class Touchy(nn.Module):
+    """Classifies these images correctly, and wrongly as soon as one of their pixels has changed."""
+
+    def __init__(self, x: Tensor, y: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("x", x)
+        self.register_buffer("y", y)
+
+    def forward(self, images: Tensor) -> Tensor:
+        same = (images[:, None] == self.x[None]).flatten(2).all(dim=2)  # type: ignore[index]
+        right = torch.nn.functional.one_hot(self.y[same.int().argmax(dim=1)], 2)  # type: ignore[index]
+        return torch.where(same.any(dim=1, keepdim=True), right, 1 - right).float()
+
+
+def test_saved_images_are_scored_with_robust_ones_moved_or_left_clean(tmp_path):
+    source, run = linear(), RunDir.open(tmp_path)
+    (x, y), threat = labelled(source, count=30), Threat("linf", "32/255")
+    data = from_arrays(x.numpy(), y.tolist())
+    made = evaluate(source, data, PGD(steps=3), threat, run=run, batch_size=7, save_images=True, show_progress=False)
+    words = list(made.outcome)
+    robust, wrong = words.count("robust"), words.count("misclassified")
+    assert 0 < robust < 30 - wrong
+    scores = {
+        clean: score_saved(Touchy(x, y).eval(), data, made, threat, run, shard_size=7, leave_robust_clean=clean).correct
+        for clean in (False, True)
+    }
+    assert scores == {False: wrong, True: robust + wrong}
+    itself = score_saved(source, data, made, threat, run, shard_size=7)
+    assert itself.accuracy == made.robust_accuracy

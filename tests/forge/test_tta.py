@@ -133,14 +133,24 @@ def test_a_shift_as_large_as_the_image_is_refused(transform):
         changed(TTA((transform,)))(images(1, size=8))
 
 
-@pytest.mark.parametrize(("output", "found"), [(lambda out: (out, out), "tuple"), (lambda out: out[0], r"\(10,\)")])
-def test_a_model_that_returns_no_logits_is_named(output, found):
-    class Other(ResidualNet):
-        def forward(self, x):
-            return output(super().forward(x))
+class Answering(ResidualNet):
+    """It returns what `form` makes of its logits."""
 
-    with pytest.raises(ModelError, match=rf"returns logits \(N, K\), got {found}; wrap it"):
-        changed(build=Other)(images(1))
+    form: Any
+
+    def forward(self, x: Tensor) -> Any:
+        return self.form(super().forward(x))
+
+
+def test_a_model_that_returns_no_logits_is_named():
+    with pytest.raises(ModelError, match=r"must return logits \(N, K\).* got \(10,\); wrap it"):
+        changed(build=type("Other", (Answering,), {"form": lambda self, logits: logits[0]}))(images(1))
+
+
+def test_logits_are_averaged_in_whatever_form_they_come():
+    answering = changed(build=type("Other", (Answering,), {"form": lambda self, logits: (logits, None)}))
+    x = images(2)
+    assert torch.equal(answering(x), changed()(x))
 
 
 def state_of(model: nn.Module) -> tuple[Any, ...]:

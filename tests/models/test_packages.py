@@ -104,6 +104,18 @@ def test_a_timm_model_without_pretrained_weights_says_so():
         load_model("timm:vit_small_patch16_36x1_224")
 
 
+@pytest.mark.zoo
+def test_timm_could_download_its_weights_with_the_installed_hub():
+    assert import_package("timm.models._hub").has_hf_hub()
+
+
+@pytest.mark.zoo
+def test_a_hub_that_timm_cannot_use_is_named_as_the_cause(monkeypatch):
+    monkeypatch.setattr(import_package("timm.models._hub"), "_has_hf_hub", False)
+    with pytest.raises(WeightsError, match=r"installed huggingface_hub \(\d.*'huggingface_hub<2'"):
+        load_model(f"timm:{SMALL_TIMM}")
+
+
 @pytest.mark.parametrize("package", ["timm", "torchvision", "robustbench"])
 def test_a_missing_package_names_the_extra(monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -40,34 +41,48 @@ def analyse(
 
     lipforge analyse cifar10-resnet --recipe recipe.json --images 64 --attack pgd --eps 8/255 --run runs/x --plot plots
     """
-    from lipforge.analysis.plots import plot_analysis
     from lipforge.attacks import text_form
     from lipforge.results import merge_notes
 
     chosen, threat = None if attack == "none" else lf.parse_attack(attack), threats.threat
     with options.session(models, data) as (rank, images, model, _):
-        recipe.apply_(model)
+        recipe.apply_(model, several=True)
         options.require_forged(model, str(recipe.recipe))
         seen: list[Note] = []
-        result = lf.analyse(
-            model,
-            images,
-            None if chosen is None else _attacker(lf.forged(model), chosen, threat, keep.seed, seen),
-            spectral_images=spectral,
-            batch_size=batch_size,
-            model_name=models.model,
-            data_name=images.name,
-            attack="" if chosen is None else f"{text_form(chosen)} {threat} on the forged model, seed {keep.seed}",
-        )
-    if not rank.is_first:
-        return
-    kept = keep.open()
-    paths = [] if kept is None else [kept.write_result("analysis", result)]
-    paths += [] if plot is None else plot_analysis(result, plot)
-    for text in merge_notes(seen, result.images):
+        found = {}
+        for ratio in recipe.in_turn(model):
+            found[f"analysis__{ratio.replace('^', '')}" if ratio else "analysis"] = lf.analyse(
+                model,
+                images,
+                None if chosen is None else _attacker(lf.forged(model), chosen, threat, keep.seed, seen),
+                spectral_images=spectral,
+                batch_size=batch_size,
+                model_name=f"{models.model} {ratio}".strip(),
+                data_name=images.name,
+                attack="" if chosen is None else f"{text_form(chosen)} {threat} on the forged model, seed {keep.seed}",
+            )
+    if rank.is_first:
+        _report(found, merge_notes(seen, len(images) * len(found)), keep, plot, json)
+
+
+def _report(
+    found: "dict[str, lf.Analysis]", seen: "tuple[Note, ...]", keep: options.RunOptions, plot: str | None, json: bool
+) -> None:
+    from lipforge.analysis.plots import plot_analysis
+    from lipforge.tracking import track_result
+
+    kept, paths = keep.open(), []
+    for name, result in found.items():
+        track_result(name, result)
+        paths += [] if kept is None else [kept.write_result(name, result)]
+        folder = plot if plot is None or len(found) == 1 else str(Path(plot) / name)
+        paths += [] if folder is None else plot_analysis(result, folder)
+    for text in seen:
         note(f"the attack: {text}")
-    if not printed(json, result, wrote=paths):
-        _show(result)
+    shown = list(found.values())
+    if not printed(json, shown if len(shown) > 1 else shown[0], wrote=paths):
+        for result in shown:
+            _show(result)
         say_wrote(paths)
 
 

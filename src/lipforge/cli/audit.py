@@ -8,7 +8,7 @@ from typer import Argument, Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, printed, say, say_wrote, show_table
+from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import by_torchrun
@@ -69,7 +69,7 @@ def audit(
         _check_published(published, models.model, json)
         return
     from lipforge.auditing import classes_of, prospects
-    from lipforge.models.load import load_function
+    from lipforge.models.load import code_digest, load_function
 
     _check(models, candidate, candidate_weights, recipe)
     if surrogate and candidate is None:
@@ -88,7 +88,8 @@ def audit(
         )
         if rank.is_first and not json:
             note(prospects(len(images), plan.margin))
-        shared: dict[str, Any] = {"attack": craft, "plan": plan, "run": keep.open()}
+        identity = {"attack": attack, "code": code_digest(craft)} if craft and attack else None
+        shared: dict[str, Any] = {"attack": craft, "plan": plan, "run": keep.open(), "identity": identity}
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
             report = lf.audit(base, images, threat, name=name, **shared)
@@ -127,11 +128,7 @@ def _check_published(source: str, model: str, json: bool) -> None:
     if model:
         raise InputError("--table checks published numbers and takes no MODEL")
     found = check_table(load_paper() if source == "paper" else read_table(source), source=source)
-    if json:
-        from lipforge.results import FORMAT
-
-        print_json({"kind": "table_audit", "format": FORMAT, **to_builtins(found)})
-    else:
+    if not printed(json, {"kind": "table_audit", **to_builtins(found)}):
         _show_published(found)
     raise Exit(1 if found.findings else 0)
 

@@ -7,7 +7,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, printed, results, say, say_wrote, show_table
+from lipforge.cli.output import note, printed, results, say, say_wrote, show_table
 from lipforge.text import duration, points_text, share_text
 from lipforge.types import parse_number
 
@@ -58,7 +58,8 @@ def certify(
         if estimate:
             if rank.is_first:
                 cost |= {"sigma": smoothing.sigma, "n0": n0, "n": n}
-                _show_costs({label: certify_cost(view, images, **cost) for label, view in views.items()}, json)
+                costs = [replace(certify_cost(view, images, **cost), label=label) for label, view in views.items()]
+                _show_costs(costs, json)
             return
         settings = {**cost, **vars(smoothing), "radii": chosen, "run": keep.open(), "model_name": models.model}
         found = [lf.certify(view, images, label=label, **settings) for label, view in views.items()]
@@ -66,15 +67,12 @@ def certify(
             _report(models.model, found, smoothing, keep, json)
 
 
-def _show_costs(costs: "dict[str, CertifyCost]", json: bool) -> None:
-    total = sum(cost.seconds for cost in costs.values())
-    if json:
-        from lipforge.results import record
-
-        print_json({"results": [{"label": label, **record(cost)} for label, cost in costs.items()], "seconds": total})
+def _show_costs(costs: "list[CertifyCost]", json: bool) -> None:
+    total = sum(cost.seconds for cost in costs)
+    if printed(json, costs, seconds=total):
         return
-    for label, cost in costs.items():
-        results.print(f"{label}: {cost}")
+    for cost in costs:
+        results.print(f"{cost.label}: {cost}")
     results.print(f"in all about {duration(total)} in one process like this")
 
 
@@ -108,7 +106,7 @@ def _cells(found: "list[lf.CertifyResult]", radius: float) -> list[str]:
 
     here = [one.at(radius) for one in found]
     cells = [f"{share_text(at.accuracy, at.interval)} {at.certified}/{found[0].count}" for at in here]
-    if len(found) < 2:
+    if len(found) != 2:
         return cells
     both = paired(found[0].certified(radius), found[1].certified(radius))
     return [*cells, points_text(both.difference, both.interval), f"{both.gained} / {both.lost}"]

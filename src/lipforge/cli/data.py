@@ -1,12 +1,13 @@
 """`lipforge data`: which data sets there are, getting one, checking one."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Typer
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, results, say, show_table
+from lipforge.cli.output import printed, results, say, show_table
+from lipforge.records import to_builtins
 
 if TYPE_CHECKING:
     from lipforge.data import DataReport
@@ -23,8 +24,7 @@ def list_command(json: options.Json = False) -> None:
     from lipforge.data import cache_folder
 
     entries = lf.list_data()
-    if json:
-        print_json({"cache": str(cache_folder()), "data": entries})
+    if printed(json, [_record("data", entry) for entry in entries], cache=cache_folder()):
         return
     rows = [
         [
@@ -59,8 +59,7 @@ def get_command(
     from lipforge.data import cache_folder
 
     entry = lf.get_data(name, root=root)
-    if json:
-        print_json(entry)
+    if printed(json, _record("data", entry)):
         return
     counts = ", ".join(f"{count:,} {split}" for split, count in entry.counts.items())
     say(f"{entry.name}: {counts} images are in {cache_folder()}")
@@ -81,12 +80,14 @@ def check_command(
     [bold]Example[/]: lipforge data check folder:/data/imagenet/val
     """
     report = lf.check_data(spec, root=root, folder=folder.for_data(spec))
-    if json:
-        print_json(report)
-    else:
+    if not printed(json, _record("data_check", report)):
         _show(report)
     if report.unreadable:
         raise Exit(2)
+
+
+def _record(kind: str, found: object) -> dict[str, Any]:
+    return {"kind": kind, **to_builtins(found)}
 
 
 def _show(report: "DataReport") -> None:

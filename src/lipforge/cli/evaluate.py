@@ -7,6 +7,7 @@ from typer import Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
+from lipforge.cli.fold import folded_views
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.ranks import by_torchrun
@@ -32,6 +33,9 @@ def evaluate(
     ] = None,
     view: Annotated[
         list[str] | None, Option(help="With --recipe: only plain, forged or straight_through; repeatable.")
+    ] = None,
+    fold: Annotated[
+        list[str] | None, Option(help='A file of `lipforge fold`: measure the "+ Weight" model too; repeatable.')
     ] = None,
     save_images: Annotated[
         bool, Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
@@ -67,7 +71,7 @@ def evaluate(
     if save_images and keep.run is None:
         raise InputError("--save-images needs --run, a directory to keep them in")
     with options.session(models, data) as (rank, images, model, _):
-        views = recipe.views(model, view)
+        views = {**recipe.views(model, view), **folded_views(model, fold or ())}
         pairs = [(label, one) for one in attacks for label in views]
         shared: dict[str, Any] = {"model_name": models.model, "batch_size": batch_size}
         if estimate:
@@ -108,9 +112,11 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
         for text in one.notes:
             note(f"{one.label}, {one.attack}: {text}")
     bases = {one.attack: one for one in found if one.label == "base"}
+    several = len({one.label for one in found} - {"base"}) > 1
     for one in found:
-        if one.label not in ("base", "straight_through") and one.attack in bases:
-            say(f"{one.attack}: {lf.compare(bases[one.attack], one)}")
+        if one.label != "base" and not one.label.startswith("straight_through") and one.attack in bases:
+            about = f"{one.attack}, {one.label}" if several else one.attack
+            say(f"{about}: {lf.compare(bases[one.attack], one)}")
     say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
 
 

@@ -1,21 +1,16 @@
 """`lipforge forge`: calibrate a model and write its recipe."""
 
 import time
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, say_wrote, show_table
+from lipforge.cli.output import printed, say_wrote, show_table
 from lipforge.cli.sites import note_masks
-from lipforge.errors import InputError
-from lipforge.ranks import Rank
 from lipforge.text import ratio_text
 from lipforge.types import parse_number
-
-if TYPE_CHECKING:
-    from lipforge.batching import ImageData
 
 
 @options.command(data="cifar10:train")
@@ -42,6 +37,7 @@ def forge(
 
     torchrun --nproc-per-node 8 -m -- lipforge forge my_model.py:build --data cifar10:train
     """
+    from lipforge.data.subsets import own_share
     from lipforge.forge import parse_mask
     from lipforge.models import carried_masks
 
@@ -53,7 +49,7 @@ def forge(
         started = time.perf_counter()
         recipe = lf.forge_(
             model,
-            _share(images, rank),
+            own_share(images),
             mask=chosen_mask,
             ratio=chosen_ratio,
             **where.chosen,
@@ -68,19 +64,9 @@ def forge(
             _report(models.model, recipe, out, time.perf_counter() - started, json)
 
 
-def _share(images: "ImageData", rank: Rank) -> "ImageData":
-    from lipforge.data.subsets import view
-
-    if rank.count == 1:
-        return images
-    if len(images) < rank.count:
-        raise InputError(f"data must have an image for each of the {rank.count} processes, got {len(images)}")
-    return view(images, rank.share(len(images)), name=images.name)
-
-
 def _report(model: str, recipe: "lf.Recipe", out: str, seconds: float, json: bool) -> None:
-    if json:
-        print_json({"model": model, "out": out, "seconds": round(seconds, 3), **recipe.to_dict()})
+    about = {"model": model, "out": out, "seconds": round(seconds, 3), "digest": recipe.digest}
+    if printed(json, {"kind": "recipe", **about, **recipe.to_dict()}):
         return
     rows = [
         [name, site.layer, str(site.in_features), _range(site.bound, 1.0), _range(site.bound, site.ratio)]

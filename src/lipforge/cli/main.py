@@ -3,34 +3,47 @@
 import sys
 import traceback
 import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import Annotated, Any, NoReturn, TextIO
 
-from typer import Exit, Option, Typer
+from typer import BadParameter, Exit, Option, Typer
+from typer.main import get_command
+from typer.rich_utils import rich_format_error
 
 from lipforge.cli import data
 from lipforge.cli.analyse import analyse
 from lipforge.cli.audit import audit
 from lipforge.cli.certify import certify
+from lipforge.cli.config import read_config
 from lipforge.cli.demo import demo
 from lipforge.cli.evaluate import evaluate
+from lipforge.cli.export import export
+from lipforge.cli.fold import fold
 from lipforge.cli.forge import forge
 from lipforge.cli.improve import improve
-from lipforge.cli.output import note, notes
+from lipforge.cli.models import models
+from lipforge.cli.output import command, discard, errors, note, notes, print_json, quietly
 from lipforge.cli.report import report
+from lipforge.cli.reproduce import reproduce
 from lipforge.cli.search import search
 from lipforge.cli.sites import sites
 from lipforge.cli.sweep import sweep
 from lipforge.cli.train import train
 from lipforge.cli.transfer import transfer
 from lipforge.errors import InputError, LipforgeError
-from lipforge.ranks import by_torchrun, leave
+from lipforge.ranks import by_torchrun, is_first, leave
 from lipforge.records import lipforge_version
 
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
+USAGE_ERROR: Any = BadParameter.__base__  # of click, which typer brings along or imports, depending on its version
 
-COMMANDS = (demo, improve, sites, forge, search, sweep, transfer, audit, evaluate, train, report, certify, analyse)
+COMMANDS = (
+    demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, export, train, report, certify,
+    analyse, reproduce,
+)  # fmt: skip
 
 RENAMED = {
     "--attack-seed": ("", "--seed"),
@@ -44,7 +57,7 @@ app = Typer(
     name="lipforge",
     help="Forge a trained image classifier in one pass, and find out whether it really got harder to fool.",
     epilog="Exit codes: 0 done, 1 an audit says not real or harmful, 2 wrong use or bad input, 3 an audit is "
-    "undecided, 4 it is unreliable, 70 a bug in lipforge, 130 interrupted.",
+    "undecided, 4 it or a robust accuracy is unreliable, 70 a bug in lipforge, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
@@ -63,16 +76,45 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
+    config: Annotated[
+        str | None, Option("--config", metavar="FILE", help="Take options from this TOML file; see docs/cli.md.")
+    ] = None,
+    quiet: Annotated[bool, Option("--quiet", help="No progress and no notes on stderr; errors stay.")] = False,
     debug: Annotated[bool, Option("--debug", help="Show the traceback of an error.")] = False,
     version: Annotated[
         bool, Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
     ] = False,
 ) -> None:
-    """Options of every command."""
+    """Options of every command, which `_Call` takes out before or after its name."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What was asked for: the arguments without the options of every command, and these."""
+
+    arguments: list[str]
+    config: str | None
+    quiet: bool
+    debug: bool
+
+    @classmethod
+    def read(cls, given: Sequence[str]) -> "_Call":
+        arguments, config, words = [], None, iter(given)
+        for word in words:
+            if word == "--config" or word.startswith("--config="):
+                config = word.partition("=")[2] or next(words, "")
+            elif word not in ("--quiet", "--debug"):
+                arguments.append(word)
+        return cls(arguments, config, "--quiet" in given, "--debug" in given)
+
+    @property
+    def command(self) -> str:
+        """The command, with that of its group, such as "data list"; what was given instead if there is none."""
+        return " ".join(self.arguments[: 2 if self.arguments[:1] == ["data"] else 1])
 
 
 def main() -> None:
-    """Run the command line; errors become one line on stderr and an exit code."""
+    """Run the command line; errors become one line on stderr, under --json an object on stdout, and an exit code."""
     try:
         _run()
     except SystemExit as request:
@@ -82,21 +124,60 @@ def main() -> None:
 
 
 def _run() -> None:
-    debug = "--debug" in sys.argv
-    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    call = _Call.read(sys.argv[1:])
+    name = command.set(call.command)
     try:
-        with warnings.catch_warnings():
+        with quietly(call.quiet), warnings.catch_warnings():
             warnings.showwarning = _show_warning
-            _check_renamed(arguments)
-            app(arguments, prog_name="lipforge")
-    except SystemExit as request:  # typer turns Ctrl-C into this exit code, without a word
-        if request.code == INTERRUPTED:
-            notes.print("Interrupted. Finished work is saved; run the same command to resume.")
-        raise
+            _end(call)
+    finally:
+        command.reset(name)
+
+
+def _end(call: _Call) -> NoReturn:
+    """Run the command and exit as it ends."""
+    json, group = "--json" in call.arguments, get_command(app)
+    try:
+        _check_renamed(call.arguments)
+        defaults = {} if call.config is None else read_config(call.config, _commands(group))
+        json = json or bool(defaults.get(call.command, {}).get("json"))
+        code = group(call.arguments, prog_name="lipforge", standalone_mode=False, default_map=_nested(defaults))
+    except SystemExit as request:
+        if not isinstance(request.__context__, BrokenPipeError):
+            raise
+        discard(sys.stdout)  # nobody reads the help any more
+        sys.exit(0)
+    except USAGE_ERROR as error:
+        rich_format_error(error)
+        code = error.exit_code
+        _print_error(json, error, error.format_message(), code)
     except (LipforgeError, OSError) as error:
-        _explain(error, debug, WRONG_USE)
+        code = _explain(error, call.debug, WRONG_USE, json)
     except Exception as error:
-        _explain(error, debug, BUG)
+        code = _explain(error, call.debug, BUG, json)
+    if code == INTERRUPTED:  # typer turns Ctrl-C into this exit code, without a word
+        text = "Interrupted. Finished work is saved; run the same command to resume."
+        errors.print(text)
+        _print_error(json, KeyboardInterrupt(), text, code)
+    sys.exit(code or 0)
+
+
+def _commands(group: Any) -> dict[str, Any]:
+    """All commands by their full name."""
+    found: dict[str, Any] = {}
+    for name, one in group.commands.items():
+        inner = getattr(one, "commands", None)
+        found |= {name: one} if inner is None else {f"{name} {part}": each for part, each in inner.items()}
+    return found
+
+
+def _nested(defaults: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
+    """Values by command as typer takes them: those of "data list" under "data"."""
+    found: dict[str, Any] = {}
+    for name, values in defaults.items():
+        outer, _, inner = name.partition(" ")
+        found[outer] = found.get(outer, {}) | {inner: values} if inner else values
+    return found
 
 
 def _check_renamed(arguments: list[str]) -> None:
@@ -106,13 +187,21 @@ def _check_renamed(arguments: list[str]) -> None:
             raise InputError(f"there is no option {name}; it is called {new}")
 
 
-def _explain(error: Exception, debug: bool, code: int) -> None:
+def _explain(error: Exception, debug: bool, code: int, json: bool) -> int:
+    """Say what went wrong; gives the exit code."""
+    text = str(error) or type(error).__name__
     if debug:
         traceback.print_exc()
-    note(str(error) or type(error).__name__, word="error", style="bold red")
+    note(text, word="error", style="bold red", console=errors)
     if code == BUG and not debug:
-        notes.print(f"This is unexpected ({type(error).__name__}); --debug shows where it happened.")
-    sys.exit(code)
+        errors.print(f"This is unexpected ({type(error).__name__}); --debug shows where it happened.")
+    _print_error(json, error, text, code)
+    return code
+
+
+def _print_error(json: bool, error: BaseException, text: str, code: int) -> None:
+    if json and is_first():
+        print_json("error", [], error={"message": text, "exit_code": code, "type": type(error).__name__})
 
 
 def _show_warning(

@@ -5,6 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
 from copy import copy
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -20,6 +21,8 @@ import lipforge as lf
 from lipforge.cli.output import note
 from lipforge.errors import InputError
 from lipforge.ranks import Rank, is_first, own_device, process_group
+from lipforge.text import ratio_text
+from lipforge.tracking import log_to
 from lipforge.types import Norm, Threat, parse_number
 
 if TYPE_CHECKING:  # torch takes seconds to import, and help and wrong use do not need it
@@ -31,6 +34,9 @@ if TYPE_CHECKING:  # torch takes seconds to import, and help and wrong use do no
 Command = Callable[..., None]
 
 EPS = "8/255"
+
+_effective: ContextVar[dict[str, Any]] = ContextVar("effective")
+"""The options of the command that runs, by the names that a file for --config uses."""
 
 VIEWS = ("plain", "forged", "straight_through")
 
@@ -74,15 +80,15 @@ AttackText = Annotated[
     str,
     Option(help="The attack, such as pgd:steps=20. fast is lipforge's own cascade, autoattack is AutoAttack standard."),
 ]
+Log = Annotated[
+    str | None, Option(help="Also log results and progress: tensorboard:DIR, mlflow[:URI] or wandb[:PROJECT].")
+]
 RunPath = Annotated[str | None, Option(help="A run directory: keeps every shard; the same command again resumes.")]
 BatchSize = Annotated[int, Option(help="Images per forward pass.")]
 ShardSize = Annotated[int, Option(help="Images that are attacked together, and kept together.")]
 Json = Annotated[
     bool,
-    Option(
-        "--json",
-        help="Print one JSON object instead of tables; evaluate, certify and transfer list theirs under 'results'.",
-    ),
+    Option("--json", help="Print one JSON object instead of tables: kind, format, lipforge and a list of results."),
 ]
 
 
@@ -110,7 +116,9 @@ class ImageOptions:
     crop: Annotated[int, Option(help="Centre crop of this size; 0 leaves it.")] = 224
     interpolation: Annotated[str, Option(help="bicubic or bilinear.")] = "bicubic"
     workers: Annotated[int | None, Option(help="Decoding processes.")] = None
-    files: Annotated[str | None, Option(help="A text file that lists the images to read.")] = None
+    files: Annotated[
+        str | None, Option(help="A text file that lists the images to read; robustbench for its list of ImageNet.")
+    ] = None
 
     def for_data(self, spec: str, on_error: str = "raise") -> "lf.FolderOptions | None":
         """These options as the library takes them, checked; None where `spec` is no image folder."""
@@ -168,34 +176,65 @@ class RecipeOptions:
     recipe: Annotated[
         str | None, Option(help="A recipe of `lipforge forge` or `improve`: measure the base and the changed model.")
     ] = None
-    ratio: Annotated[str | None, Option(help="Another ratio than the recipe's.")] = None
+    ratio: Annotated[
+        str | None,
+        Option(
+            help="Another ratio than the recipe's; several, as in 2^-8,2^-7, for evaluate, sweep, certify, analyse."
+        ),
+    ] = None
 
-    def apply_(self, model: "nn.Module") -> None:
+    @property
+    def ratios(self) -> list[float]:
+        """The ratios that were given; none where the recipe's own is meant."""
+        found = [parse_number(part.strip(), name="ratio") for part in self.ratio.split(",")] if self.ratio else []
+        if len(set(found)) < len(found):
+            raise InputError(f"--ratio must list different ratios, got {self.ratio}")
+        return found
+
+    def apply_(self, model: "nn.Module", *, several: bool = False) -> None:
+        """Change the model by the recipe, at the ratio that was given; with `several` the caller sets them in turn."""
+        ratios = self.ratios
         if self.recipe is None:
-            if self.ratio is not None:
+            if ratios:
                 raise InputError("--ratio changes the ratio of a recipe; give one with --recipe")
             return
+        if len(ratios) > 1 and not several:
+            raise InputError(f"--ratio takes one ratio here, got {self.ratio}")
         lf.load_recipe(self.recipe).apply_(model)
-        if self.ratio is not None:
+        if ratios:
             require_forged(model, self.recipe)
-            lf.set_ratio_(model, parse_number(self.ratio, name="ratio"))
+            lf.set_ratio_(model, ratios[0])
 
     def views(self, model: "nn.Module", names: Sequence[str] | None = None) -> "dict[str, nn.Module]":
         """The classifiers by label: the model as "base", or with a recipe its base and the changed model, or `names`.
 
-        The changed model is labelled by what the recipe adds."""
+        The changed model is labelled by what the recipe adds, and by its ratio where there are several."""
         if names and self.recipe is None:
             raise InputError("--view is about a forged model and needs --recipe")
         for name in names or ():
             if name not in VIEWS:
                 raise InputError(f"--view must be one of {', '.join(VIEWS)}, got {name!r}")
-        self.apply_(model)
+        self.apply_(model, several=True)
         if self.recipe is None:
             return {"base": model}
         if "straight_through" in (names or ()):
             require_forged(model, self.recipe)
         labels = {"plain": "base", "forged": lf.recipe_of(model).label}
-        return {labels.get(name, name): getattr(lf, name)(model) for name in names or ("plain", "forged")}
+        views = {}
+        for ratio in self.in_turn(model):
+            for name in names or ("plain", "forged"):
+                label = labels.get(name, name)
+                views[label if name == "plain" or not ratio else f"{label} {ratio}"] = getattr(lf, name)(model)
+        return views
+
+    def in_turn(self, model: "nn.Module") -> Iterator[str]:
+        """Set one ratio after the other; the text of each, or "" where there is only one."""
+        if len(self.ratios) < 2:
+            yield ""
+            return
+        for ratio in self.ratios:
+            lf.set_ratio_(model, ratio)
+            yield ratio_text(ratio)
 
 
 @dataclass(frozen=True)
@@ -228,6 +267,7 @@ class RunOptions:
     seed: Annotated[
         int, Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
     ] = 0
+    log: Log = None
 
     def open(self) -> "lf.RunDir | None":
         """The run directory, which keeps the command; None where none was asked for."""
@@ -255,7 +295,14 @@ def command(**changes: Any) -> Callable[[Command], Command]:
 
         @wraps(function)
         def run(**given: Any) -> None:
-            function(**{name: _value(hints[name], name, given) for name in own})
+            token = _effective.set({_key(option): given[option.name] for option in seen})
+            values = {name: _value(hints[name], name, given) for name in own}
+            target = next((value.log for value in values.values() if isinstance(value, RunOptions)), None)
+            try:
+                with log_to(target):
+                    function(**values)
+            finally:
+                _effective.reset(token)
 
         run.__signature__ = Signature(seen)  # type: ignore[attr-defined]  # what typer and inspect read
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
@@ -284,6 +331,14 @@ def _options(name: str, kind: Any, default: Any, changes: dict[str, Any], panel:
     yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
 
 
+def _key(option: Parameter) -> str:
+    """The name that an option has in a file for --config."""
+    info = get_args(option.annotation)[-1]
+    # In an annotation, typer keeps the first name where a default would be.
+    names = [name for name in (info.default, *(info.param_decls or ())) if str(name).startswith("--")]
+    return str(names[0] if names else option.name).removeprefix("--").replace("_", "-")
+
+
 def _value(kind: Any, name: str, given: dict[str, Any]) -> Any:
     """A parameter of the command: what was given, or the group made of it."""
     if not is_dataclass(kind):
@@ -299,8 +354,10 @@ def require_forged(model: "nn.Module", recipe: str) -> None:
 
 
 def open_run(path: str) -> "lf.RunDir":
-    """The run directory at `path`, which keeps the command as it was given."""
-    run = lf.RunDir.open(path, command=shlex.join(["lipforge", *sys.argv[1:]]))
+    """The run directory at `path`, which keeps the command as it was given, and all its options as they were set there,
+    in a file for --config, or by default."""
+    config = {name: value for name, value in _effective.get({}).items() if value is not None}
+    run = lf.RunDir.open(path, command=shlex.join(["lipforge", *sys.argv[1:]]), config=config)
     if is_first() and (shards := run.shards()):
         note(f"resuming: {shards} finished shards in {path}; those of the same work are reused")
     return run

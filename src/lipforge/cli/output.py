@@ -2,28 +2,62 @@
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from lipforge.records import to_json
+from lipforge.progress import silence
+from lipforge.records import lipforge_version, to_json
 
 WIDTH = 120
 """Columns of a table that goes to a file or a pipe, unless COLUMNS says otherwise."""
 
+command = ContextVar("command", default="")
+"""The command that runs, such as "evaluate" or "data list"."""
+
+
+def discard(file: TextIO) -> None:
+    """Send to nowhere what is written to `file` from now on, and what it still holds: nobody reads it any more."""
+    with suppress(OSError, ValueError):  # a file without a descriptor has no pipe
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, file.fileno())
+        os.close(nowhere)
+
+
+class _Console(Console):
+    """A console whose reader may leave, as `head -1` does: the command does its work to the end all the same."""
+
+    def on_broken_pipe(self) -> None:
+        discard(sys.stderr if self.stderr else sys.stdout)
+
+
 _width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH
 # No markup and no emoji codes: names and messages are printed as they are, even "[old]" and "model.py:dog: ...".
-results = Console(width=_width, highlight=False, markup=False, emoji=False)
-notes = Console(stderr=True, highlight=False, markup=False, emoji=False)
+results = _Console(width=_width, highlight=False, markup=False, emoji=False)
+notes = _Console(stderr=True, highlight=False, markup=False, emoji=False)
+errors = _Console(stderr=True, highlight=False, markup=False, emoji=False)
 
 
-def note(text: object, *, word: str = "note", style: str = "yellow") -> None:
+@contextmanager
+def quietly(quiet: bool) -> Iterator[None]:
+    """Inside the block no note and no progress is shown, if `quiet`; errors are."""
+    notes.quiet = quiet
+    try:
+        with silence() if quiet else nullcontext():
+            yield
+    finally:
+        notes.quiet = False
+
+
+def note(text: object, *, word: str = "note", style: str = "yellow", console: Console = notes) -> None:
     """One line on stderr that a coloured word introduces."""
-    notes.print(Text.assemble((f"{word}:", style), " ", str(text)), soft_wrap=True)
+    console.print(Text.assemble((f"{word}:", style), " ", str(text)), soft_wrap=True)
 
 
 def say(text: str) -> None:
@@ -47,15 +81,26 @@ def show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]
 
 
 def printed(json: bool, found: Any, **more: Any) -> bool:
-    """Whether a result was wanted, and printed, as JSON: its record, or for a list an object with all as "results"."""
+    """Whether results were wanted, and printed, as JSON: one object with the command as its kind and `results`, a list
+    of records. `found` is a result, a dict with a kind, or a list of them; `more` are further fields of the object."""
     if json:
         from lipforge.results import record
 
-        shown = {"results": [record(one) for one in found]} if isinstance(found, list) else record(found)
-        print_json({**shown, **more})
+        every = found if isinstance(found, list) else [found]
+        print_json(command.get(), [one if isinstance(one, dict) else record(one) for one in every], **more)
     return json
 
 
-def print_json(value: Any) -> None:
-    """One JSON object on stdout and nothing else, for programs to read."""
-    print(to_json(value), end="", flush=True)
+def print_json(kind: str, records: list[dict[str, Any]], **more: Any) -> None:
+    """The one JSON object on stdout, for programs to read."""
+    from lipforge.results import FORMAT
+
+    write(to_json({"kind": kind, "format": FORMAT, "lipforge": lipforge_version(), "results": records, **more}))
+
+
+def write(text: str) -> None:
+    """Text on stdout as it is."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        discard(sys.stdout)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, say_wrote
+from lipforge.cli.output import note, printed, say_wrote, write
 from lipforge.errors import InputError
 from lipforge.records import write_whole
 
@@ -50,11 +50,10 @@ def report(
     if path is not None:
         write_whole(path, text.encode())
     elif not json:
-        print(text, end="", flush=True)
-    if json:
-        sections, tables = ([one.name for one in parts] for parts in (made.sections, made.tables))
-        print_json({"report": path, "runs": runs, "sections": sections, "tables": tables, "problems": made.problems})
-    elif path is not None:
+        write(text)
+    sections, tables = ([one.name for one in parts] for parts in (made.sections, made.tables))
+    about = {"report": path, "runs": runs, "sections": sections, "tables": tables, "problems": made.problems}
+    if not printed(json, {"kind": "report", **about}) and path is not None:
         say_wrote([path])
 
 

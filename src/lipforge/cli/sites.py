@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, print_json, results, say, show_table
+from lipforge.cli.output import note, printed, results, say, show_table
 
 if TYPE_CHECKING:
     from lipforge.forge import Survey
@@ -28,11 +28,9 @@ def sites(model: options.Model, where: options.SiteOptions, json: options.Json =
 
     loaded = lf.load_model(model, pretrained=False)
     survey, masks = lf.find_sites(loaded, **where.chosen), carried_masks(loaded)
-    if json:
-        print_json({"model": model, **vars(survey), "carried_masks": masks})
-        return
-    _show(model, survey)
-    note_masks(masks)
+    if not printed(json, {"kind": "sites", "model": model, **vars(survey), "carried_masks": masks}):
+        _show(model, survey)
+        note_masks(masks)
 
 
 def note_masks(masks: list[str]) -> None:

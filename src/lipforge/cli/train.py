@@ -7,9 +7,10 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import print_json, results, say_wrote
+from lipforge.cli.output import printed, results, say_wrote
 from lipforge.errors import InputError
 from lipforge.ranks import is_first
+from lipforge.records import to_builtins
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,7 @@ def train(
     checkpoint_seconds: Annotated[float, Option(help="Longest time that a kill can cost.")] = 180.0,
     root: options.Root = None,
     device: options.Device = "auto",
+    log: options.Log = None,
     json: options.Json = False,
 ) -> None:
     """Train a classifier, adversarially or not; a killed run resumes to the same weights.
@@ -74,6 +76,7 @@ def train(
     config = lf.TrainConfig(threat=threats.threat, **vars(training))  # it checks the words, and names the choices
     if backward not in ("forged", "straight_through"):
         raise InputError(f"backward must be forged or straight_through, got {backward!r}")
+    options.open_run(out)
     images = lf.load_data(data, root=root)
     starts_trained = pretrained or weights is not None
     model = lf.load_model(arch, weights, pretrained=starts_trained, seed=config.seed).to(options.pick_device(device))
@@ -81,11 +84,11 @@ def train(
         lf.load_recipe(recipe).apply_(model)
         options.require_forged(model, recipe)
         lf.set_mode_(model, "straight_through" if backward == "straight_through" else "forged")
-    result = lf.train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
+    with lf.log_to(log):
+        result = lf.train(model, images, config, out=out, checkpoint_seconds=checkpoint_seconds)
     if not is_first():
         return
-    if json:
-        print_json(result)
+    if printed(json, {"kind": "train", **to_builtins(result)}):
         return
     clean, robust = 100 * result.clean_accuracy, 100 * result.pgd_accuracy
     results.print(f"{arch}: {result.epochs} epochs in {result.seconds / 60:.1f} min, {result.rollbacks} roll-backs")

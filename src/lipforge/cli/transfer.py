@@ -50,6 +50,8 @@ def transfer(
         raise InputError("transfer takes a MODEL and a TARGET, or a MODEL with --recipe: one of the two")
     threat, chosen = threats.threat, lf.parse_attack(attack)
     with options.session(models, data) as (rank, images, model, device):
+        if len(recipe.ratios) > 1:
+            raise InputError(f"--ratio takes one ratio here, got {recipe.ratio}")
         sides = recipe.views(model)
         if target is not None:
             sides = {"source": model, "target": replace(models, model=target, weights=target_weights).load(device)}

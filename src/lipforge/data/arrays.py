@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from lipforge.batching import BATCH_SIZE, check_images
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, content_digest, reading, unit_range
+from lipforge.data.base import DataSet, Indices, Ints, check_indices, content_digest, reading
 from lipforge.errors import DataError, InputError
+from lipforge.sources import Layout, channels_first, unit_range
 
-Layout = Literal["NCHW", "NHWC"]
 IMAGE_KEYS = ("images", "x", "x_test", "data", "arr_0")
 LABEL_KEYS = ("labels", "y", "y_test", "targets", "arr_1")
 NUMPY = "a readable NumPy file"
@@ -66,7 +66,7 @@ def from_arrays(
     >>> len(data), data.classes, data[1][0].shape
     (2, 5, torch.Size([3, 8, 8]))
     """
-    pixels = _channels_first(np.asarray(images), layout, name)
+    pixels = channels_first(np.asarray(images), layout, name)
     targets = np.asarray(labels)
     if targets.ndim != 1 or targets.dtype.kind not in "iu":
         raise InputError(f"labels of {name} must be whole numbers (N,), got {targets.dtype} of shape {targets.shape}")
@@ -113,22 +113,6 @@ def read_npy(path: str) -> ArrayData:
         with reading(file, NUMPY):
             arrays.append(np.load(file, mmap_mode="r", allow_pickle=False))
     return from_arrays(*arrays, name=f"npy:{path}")
-
-
-def _channels_first(images: npt.NDArray[Any], layout: Layout | None, name: str) -> npt.NDArray[Any]:
-    if images.ndim == 3:
-        return images[:, None]
-    if images.ndim != 4:
-        raise InputError(f"images of {name} must have the shape (N, H, W), NHWC or NCHW, got {images.shape}")
-    if layout is None:
-        first, last = images.shape[1] in (1, 3), images.shape[3] in (1, 3)
-        if first == last:
-            raise InputError(
-                f"images of {name} have the shape {images.shape}: say where the channels are, "
-                'from_arrays(..., layout="NCHW") or "NHWC"'
-            )
-        layout = "NCHW" if first else "NHWC"
-    return images if layout == "NCHW" else images.transpose(0, 3, 1, 2)
 
 
 def _check_pixels(images: npt.NDArray[Any], name: str) -> None:

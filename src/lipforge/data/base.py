@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -88,15 +87,6 @@ def check_indices(indices: Indices, count: int) -> Ints:
     if len(checked) and not 0 <= checked.min() <= checked.max() < count:
         raise InputError(f"indices must lie in 0..{count - 1}, got {checked.min()}..{checked.max()}")
     return checked
-
-
-def unit_range(images: npt.NDArray[Any]) -> Tensor:
-    """Bytes divided by 255, floats as they are, as float32; `images` must be a fresh array, it may be used as it is."""
-    if images.dtype == np.uint8:
-        # NumPy, not torch, makes the float array: glibc's aligned allocation, which torch uses, cannot always take back
-        # a freed block of the same size, and memory then grows by a batch at a time.
-        return torch.from_numpy(np.true_divide(np.ascontiguousarray(images), np.float32(255), dtype=np.float32))
-    return torch.from_numpy(np.ascontiguousarray(images, dtype=np.float32))
 
 
 def content_digest(pieces: Iterable[tuple[npt.NDArray[Any], Ints]]) -> str:

@@ -1,6 +1,5 @@
 """Image folders in ImageNet's layout: one sub-folder per class, decoded as they are asked for."""
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -11,7 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from lipforge.batching import BATCH_SIZE
-from lipforge.data.base import DataSet, Indices, Ints, check_indices, unit_range
+from lipforge.data.base import DataSet, Indices, Ints, check_indices
 from lipforge.data.images import (
     FILTERS,
     Decoded,
@@ -27,7 +26,9 @@ from lipforge.data.images import (
 )
 from lipforge.data.subsets import shuffled
 from lipforge.errors import DataError, InputError
+from lipforge.logs import warn
 from lipforge.progress import progress
+from lipforge.sources import unit_range
 
 OnError = Literal["raise", "skip"]
 
@@ -37,8 +38,9 @@ class FolderOptions:
     """How the images of a folder are read.
 
     The default is RobustBench's `BicubicRes256Crop224`; some of its ImageNet models ask for `interpolation="bilinear"`.
-    `files` names a text file of paths below the folder, one per line, to read just those in that order. `class_names`
-    gives all sub-folder names where the folder lacks some, so that the labels keep their numbers.
+    `files` names a text file of paths below the folder, one per line, to read just those in that order; "robustbench"
+    is the list of 5,000 validation images of ImageNet in its package. `class_names` gives all sub-folder names where
+    the folder lacks some, so that the labels keep their numbers.
     """
 
     resize: int | None = 256
@@ -156,6 +158,6 @@ def _without_unreadable(data: FolderData) -> FolderData:
         raise DataError(f"none of the {len(bad)} images of {data.name} can be read; the first is {failures[0][1]}")
     more = f" and {len(bad) - 3} more" if len(bad) > 3 else ""
     first = "; ".join(reason for _, reason in failures[:3])
-    warnings.warn(f"left out {len(bad)} unreadable images of {data.name}: {first}{more}", stacklevel=3)
+    warn(f"left out {len(bad)} unreadable images of {data.name}: {first}{more}", stacklevel=3)
     kept = data.listing.pick(np.delete(np.arange(len(data)), bad))
     return replace(data, listing=kept, skipped=tuple(str(data.listing.path(index)) for index in bad))

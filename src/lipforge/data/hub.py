@@ -11,9 +11,10 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lipforge.data.base import Bytes, DataSet, Indices, check_indices, unit_range
+from lipforge.data.base import Bytes, DataSet, Indices, check_indices
 from lipforge.data.images import Prepare, to_bytes
 from lipforge.errors import DataError, InputError, missing_extra
+from lipforge.sources import unit_range
 
 TEST_NAMES = ("test", "validation", "val")
 AS_IT_IS = Prepare()

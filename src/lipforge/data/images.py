@@ -1,6 +1,7 @@
 """Image files: which ones a folder holds, and each as the bytes that RobustBench's ImageNet evaluation would use."""
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from lipforge.data.base import Bytes, Ints, chunks
-from lipforge.errors import DataError
+from lipforge.errors import DataError, missing_extra
 
 Interpolation = Literal["bicubic", "bilinear"]
 FILTERS = {"bicubic": Image.Resampling.BICUBIC, "bilinear": Image.Resampling.BILINEAR}
@@ -24,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 TEST_FOLDERS = ("val", "validation", "test")
 MOST_WORKERS = 8
+ROBUSTBENCH = "robustbench"
 
 
 class UnreadableImage(Exception):  # noqa: N818 - it is caught inside this package and never reaches a user
@@ -99,7 +101,8 @@ def class_folders(root: Path) -> tuple[str, ...]:
 
 
 def read_listing(listing: Listing, path: Path) -> Listing:
-    """The files that a text file names, one "class/file" per line, in its order."""
+    """The files that a text file names, one "class/file" per line, in its order; for "robustbench" its own list."""
+    path = robustbench_list() if str(path) == ROBUSTBENCH else path
     try:
         wanted = [line.strip() for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -113,6 +116,14 @@ def read_listing(listing: Listing, path: Path) -> Listing:
         example = f", for example {missing[0]}" if missing else ""
         raise DataError(f"{path} lists {len(wanted)} files, {len(missing)} of them not in {listing.root}{example}")
     return listing.pick(np.array([known[name] for name in wanted], dtype=np.int64))
+
+
+def robustbench_list() -> Path:
+    """RobustBench's list of the 5,000 validation images of ImageNet that it tests on, in its installed package."""
+    spec = importlib.util.find_spec(ROBUSTBENCH)
+    if spec is None or not spec.submodule_search_locations:
+        raise missing_extra(ROBUSTBENCH, "zoo")
+    return Path(spec.submodule_search_locations[0]) / "helper_files" / "imagenet_test_image_ids.txt"
 
 
 def find_parts(root: Path) -> tuple[Path, Path | None]:

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lipforge.batching import BATCH_SIZE, ImageData
+from lipforge.batching import BATCH_SIZE, ImageData, LabelledSource, as_data
 from lipforge.data.base import DataSet, Indices, Ints, check_indices, stream
 from lipforge.errors import InputError
+from lipforge.ranks import own_rank
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,9 +49,9 @@ class View(DataSet):
         return {"name": self.name, "count": len(self), "of": self.data.name, "seed": self.seed, "digest": digest}
 
 
-def view(data: ImageData, indices: Indices, *, name: str, seed: int | None = None) -> View:
+def view(data: LabelledSource, indices: Indices, *, name: str, seed: int | None = None) -> View:
     """The images of `data` at `indices`; a view of a view refers to the set below both."""
-    _check_data(data)
+    data = as_data(data)
     chosen = check_indices(indices, len(data))
     if isinstance(data, View):
         chosen, data = data.indices[chosen], data.data
@@ -58,7 +59,7 @@ def view(data: ImageData, indices: Indices, *, name: str, seed: int | None = Non
 
 
 def split(
-    data: ImageData, calibration: int = 5000, validation: int = 1000, test: int | None = None, seed: int = 0
+    data: LabelledSource, calibration: int = 5000, validation: int = 1000, test: int | None = None, seed: int = 0
 ) -> tuple[View, View, View]:
     """Three disjoint views of `data`: for calibration, for choosing the ratio, and for the final test.
 
@@ -70,7 +71,7 @@ def split(
     for name, count in (("calibration", calibration), ("validation", validation), ("test", test or 0)):
         if count < 0:
             raise InputError(f"{name} must not be negative, got {count}")
-    _check_data(data)
+    data = as_data(data)
     training = getattr(data, "training", None)
     source: ImageData = data if training is None else training
     first, second = calibration, calibration + validation
@@ -78,7 +79,8 @@ def split(
     if drawn > len(source):
         raise InputError(
             f"{source.name} has {len(source)} images, too few for {drawn} "
-            f"(calibration {calibration}, validation {validation}{'' if training else f', test {test or 0}'})"
+            f"(calibration {calibration}, validation {validation}{'' if training else f', test {test or 0}'}); "
+            "ask for fewer of each (--calibrate, --validate), or bring more images"
         )
     order = shuffled(len(source), seed)
     parts = (
@@ -95,20 +97,30 @@ def split(
     return (*parts, view(data, shuffled(len(data), seed)[:test], name=name, seed=seed))
 
 
-def take(data: ImageData, limit: int, seed: int | None = None) -> View:
+def take(data: LabelledSource, limit: int, seed: int | None = None) -> View:
     """At most `limit` images of `data`: the first ones, or with a seed, random ones.
 
     >>> from lipforge.data import from_arrays
     >>> take(from_arrays(np.zeros((4, 1, 2, 2)), [0, 1, 2, 3]), 2, seed=0).indices
     array([3, 1])
     """
-    _check_data(data)
+    data = as_data(data)
     if limit < 1:
         raise InputError(f"limit must be at least 1, got {limit}")
     limit = min(limit, len(data))
     chosen = np.arange(limit) if seed is None else shuffled(len(data), seed)[:limit]
     label = f"first {limit}" if seed is None else f"random {limit}"
     return view(data, chosen, name=f"{data.name}/{label}", seed=seed)
+
+
+def own_share(data: ImageData) -> ImageData:
+    """This rank's images of `data`, each of which belongs to one rank; all of them in a process of its own."""
+    rank = own_rank()
+    if rank.count == 1:
+        return data
+    if len(data) < rank.count:
+        raise InputError(f"data must have an image for each of the {rank.count} processes, got {len(data)}")
+    return view(data, rank.share(len(data)), name=data.name)
 
 
 def shuffled(count: int, seed: int) -> Ints:
@@ -125,8 +137,3 @@ def shuffled(count: int, seed: int) -> Ints:
         key *= np.uint64(factor)
     key ^= key >> np.uint64(31)
     return np.argsort(key, kind="stable").astype(np.int64)
-
-
-def _check_data(data: object) -> None:
-    if not isinstance(data, ImageData):
-        raise InputError(f"data must be a data set (load_data, from_arrays), got {type(data).__name__}")

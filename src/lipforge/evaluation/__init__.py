@@ -3,4 +3,4 @@
 from lipforge.evaluation.estimates import PROBE, estimate
 from lipforge.evaluation.robust import BATCH_SIZE, clean_accuracy, evaluate, task_name
 from lipforge.evaluation.sweeps import sweep, sweep_name
-from lipforge.evaluation.transfers import REFINE, transfer
+from lipforge.evaluation.transfers import REFINE, score_saved, transfer

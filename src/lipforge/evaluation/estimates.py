@@ -9,13 +9,14 @@ import torch
 from scipy.special import stdtrit
 from torch import Tensor
 
-from lipforge.attacks import Attack, attack_text
-from lipforge.batching import ImageData
+from lipforge.attacks import AnyAttack, as_attack, attack_text
+from lipforge.batching import LabelledSource
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import BATCH_SIZE
+from lipforge.outputs import logits_in
 from lipforge.progress import progress
 from lipforge.results import Estimate
-from lipforge.runs import Experiment, Watch
+from lipforge.runs import Experiment, Watch, change_of
 from lipforge.types import Classifier, Threat
 
 PROBE = 8
@@ -24,8 +25,8 @@ SHORT = 0.5  # seconds: passes that take less are timed on more images
 
 def estimate(
     classifier: Classifier,
-    data: ImageData | tuple[Tensor, Tensor],
-    attack: Attack,
+    data: LabelledSource,
+    attack: AnyAttack,
     threat: Threat,
     *,
     label: str = "model",
@@ -41,7 +42,7 @@ def estimate(
         raise InputError(f"probe must be at least 2 images and devices at least 1, got {probe} and {devices}")
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
-    experiment = Experiment.open(data, classifier)
+    attack, experiment = as_attack(attack), Experiment.open(data, classifier)
     count = len(experiment.data)
     x, y, ids = experiment.read(sorted({round(step * (count - 1) / (probe - 1)) for step in range(probe)}))
     watch = Watch()
@@ -49,7 +50,7 @@ def estimate(
         result = attack.run(attack.prepared(classifier, x), x, y, threat=threat, seed=seed, sample_ids=ids, watch=watch)
     forwards, backwards = result.forwards.tolist(), result.backwards.tolist()
     with torch.no_grad():
-        forward_rate = rate(classifier, x, batch_size)
+        forward_rate = rate(lambda images: logits_in(classifier(images)), x, batch_size)
     gradient_rate = rate(lambda images: _gradient(classifier, images), x, batch_size)
     seconds = [(f - b) / forward_rate + b / gradient_rate for f, b in zip(forwards, backwards, strict=True)]
     mean = statistics.mean(seconds)
@@ -76,6 +77,7 @@ def estimate(
             *([f"all {devices} devices are as fast as this one and busy until the end"] if devices > 1 else []),
             "reading images, starting processes and the attack's own arithmetic are left out",
         ),
+        change=change_of(classifier),
     )
 
 
@@ -96,4 +98,4 @@ def rate(work: Callable[[Tensor], Tensor], x: Tensor, most: int) -> float:
 def _gradient(classifier: Classifier, images: Tensor) -> Tensor:
     images = images.detach().requires_grad_()
     with torch.enable_grad():
-        return torch.autograd.grad(classifier(images).logsumexp(dim=1).sum(), images)[0]
+        return torch.autograd.grad(logits_in(classifier(images)).logsumexp(dim=1).sum(), images)[0]

@@ -10,16 +10,17 @@ import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from lipforge.attacks import Attack, AttackResult, attack_text
+from lipforge.attacks import AnyAttack, Attack, AttackResult, AttackState, as_attack, attack_text, is_function
+from lipforge.attacks.checks import LOOKED_AT, model_notes
 from lipforge.attacks.folding import CHECKED
 from lipforge.attacks.queries import check_labels, logits_of
-from lipforge.batching import ImageData, ImageSource, batches, check_eval, device_of, image_count
+from lipforge.batching import ImageSource, LabelledSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
 from lipforge.results.evaluation import common_order, numbered, unreliable_notes
-from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, slug
+from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, change_of, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
 
@@ -28,8 +29,8 @@ BATCH_SIZE = 100  # images per batch, and per shard unless told otherwise: a div
 
 def evaluate(
     classifier: Classifier,
-    data: ImageData | tuple[Tensor, Tensor],
-    attack: Attack,
+    data: LabelledSource,
+    attack: AnyAttack,
     threat: Threat,
     *,
     run: RunDir | None = None,
@@ -46,6 +47,9 @@ def evaluate(
 ) -> RobustResult:
     """How many images of `data` are robust to `attack`, image by image, with intervals, passes and notes.
 
+    `attack` is one of lipforge, its text, one of another tool by `from_foolbox` and the like, or a function
+    `(model, x, y)` or `(model, x, y, threat)` to adversarial images; those outside the threat do not count.
+
     With `run` every shard is kept: the same call again resumes, other processes may help, and torchrun's ranks share
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
     `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run. `save_images`
@@ -58,6 +62,7 @@ def evaluate(
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
     if save_images and run is None:
         raise InputError("save_images needs a run directory to keep the images in; pass run=RunDir.open(path)")
+    attack = checked_attack(attack, run, identity)
     experiment = Experiment.open(
         data,
         classifier,
@@ -93,6 +98,7 @@ def evaluate(
         early_stopped=len(joined(shards, "early_stopped")),
         interval_method=interval,
         data_digest=experiment.data_digest,
+        change=change_of(classifier),
     )
     return experiment.finish(name, result)
 
@@ -116,10 +122,31 @@ def attack_shard(
     found = {
         "correct": sum(part["correct"] for part in parts),
         **totals(parts),
-        **{name: joined(parts, name) for name in ("outcome", "early_stopped", "notes")},
+        **{name: joined(parts, name) for name in ("outcome", "early_stopped")},
+        "notes": [*to_builtins(output_notes(classifier, shard, attack, threat)), *joined(parts, "notes")],
         "stages": to_builtins(merge_stages(parts)),
     }
     return found, torch.cat(images)
+
+
+def checked_attack(attack: AnyAttack, run: RunDir | None, identity: Mapping[str, Any] | None = None) -> Attack:
+    """The attack of whatever stands for one; a function, or one among its settings, needs an identity in a run."""
+    if run is not None and not identity and is_function(attack):
+        raise InputError(
+            "an attack that is a function, or that has a function or an object among its settings, cannot be told from "
+            "another when a run is resumed; say what it is with identity={'attack': 'mine-v2'}, or make it an lf.Attack"
+        )
+    return as_attack(attack)
+
+
+def output_notes(classifier: Classifier, shard: Shard, attack: Attack, threat: Threat) -> list[Note]:
+    """What is suspicious about the model's outputs, random ones or a softmax, seen on the first images of the data
+    alone, in 3 forwards that are not counted. A cascade such as `fast` looks by itself, and is not asked again."""
+    if int(shard.ids[0]) != 0 or getattr(attack, "looks_at_outputs", False):
+        return []
+    x, y, ids = (part[:LOOKED_AT] for part in shard)
+    state = AttackState(classifier, x, y, threat=threat, seed=0, sample_ids=ids)
+    return model_notes(state, random_expected=getattr(attack, "eot_iter", 1) > 1)
 
 
 def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
@@ -251,4 +278,4 @@ def clean_accuracy(
             count += len(batch.images)
             step(len(batch.images))
     found = int(correct)
-    return CleanResult(count, found, found / count, clopper_pearson(found, count))
+    return CleanResult(count, found, found / count, clopper_pearson(found, count), change_of(model))

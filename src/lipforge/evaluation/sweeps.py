@@ -5,22 +5,31 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from torch import Tensor
-
-from lipforge.attacks import FGSM, Attack, attack_text
-from lipforge.batching import ImageData
+from lipforge.attacks import FGSM, AnyAttack, Attack, attack_text
+from lipforge.batching import LabelledSource, as_data
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import classified, prepared_once, spent, summary, task_name, totals, unbroken
+from lipforge.evaluation.robust import (
+    checked_attack,
+    classified,
+    output_notes,
+    prepared_once,
+    spent,
+    summary,
+    task_name,
+    totals,
+    unbroken,
+)
+from lipforge.records import to_builtins
 from lipforge.results import Note, SweepResult, SweepRow
-from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of, slug
+from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of, digest_of, slug
 from lipforge.runs.identity import canonical
 from lipforge.types import Classifier, Threat
 
 
 def sweep(
     classifiers: Mapping[str, Classifier],
-    data: ImageData | tuple[Tensor, Tensor],
-    attacks: Sequence[Attack],
+    data: LabelledSource,
+    attacks: Sequence[AnyAttack],
     threats: Sequence[Threat],
     *,
     carry: bool = True,
@@ -34,11 +43,12 @@ def sweep(
         raise InputError("classifiers, attacks and threats must each have at least one entry")
     if len({threat.norm for threat in threats}) > 1:
         raise InputError(f"threats must share one norm, got {', '.join(map(str, threats))}")
-    rising = sorted(threats, key=lambda threat: threat.eps)
+    data, rising = as_data(data), sorted(threats, key=lambda threat: threat.eps)
+    known = [checked_attack(attack, run) for attack in attacks]
     rows: list[SweepRow] = []
     for label, classifier in classifiers.items():
         experiment = Experiment.open(data, classifier, run=run, shard_size=shard_size, show_progress=show_progress)
-        for attack in attacks:
+        for attack in known:
             rows += _rows(experiment, label, classifier, attack, rising, seed=seed, carry=carry)
     result = SweepResult(
         rows=tuple(rows),
@@ -48,7 +58,7 @@ def sweep(
         seed=seed,
         count=len(experiment.data),
         **totals([vars(row) for row in rows]),
-        notes=tuple(suspicions(rows, attacks)),
+        notes=tuple(suspicions(rows, known)),
     )
     return experiment.finish(sweep_name(result), result)
 
@@ -82,11 +92,11 @@ def _rows(
         return {"eps": sweep_shard(prepared(), shard, attack, threats, seed, carry, watch)}
 
     shards = experiment.work(task, swept, title=f"{label}, {text}", status=watch)
-    rows = []
+    rows, change = [], change_of(classifier)
     for place, threat in enumerate(threats):
         parts = [shard["eps"][place] for shard in shards]
         carried = sum(part["carried"] for part in parts)
-        rows.append(SweepRow(label, text, str(threat), threat.eps, carried=carried, **summary(parts)))
+        rows.append(SweepRow(label, text, str(threat), threat.eps, carried=carried, change=change, **summary(parts)))
     return rows
 
 
@@ -117,6 +127,7 @@ def sweep_shard(
         for place, word in zip(at.tolist(), result.outcome, strict=True):
             outcome[place] = word
         records.append({"carried": carried, "outcome": list(outcome), **spent(result, started)})
+    records[0]["notes"] = [*to_builtins(output_notes(classifier, shard, attack, threats[0])), *records[0]["notes"]]
     records[0]["forwards"] += len(shard.x)  # the clean images
     return records
 

@@ -3,16 +3,28 @@
 import time
 from typing import Any
 
-from torch import Tensor, nn
+import torch
+from safetensors.torch import load_file
+from torch import nn
 
-from lipforge.attacks import Attack, attack_text, refine
+from lipforge.attacks import AnyAttack, Attack, attack_text, refine
 from lipforge.attacks.queries import is_misclassified
-from lipforge.batching import ImageData, check_eval, device_of
+from lipforge.batching import ImageData, LabelledSource, check_eval, device_of
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import attack_config, prepared_once, setting_of, spent, summary, task_name
+from lipforge.evaluation.robust import (
+    attack_config,
+    checked_attack,
+    output_notes,
+    prepared_once,
+    setting_of,
+    spent,
+    summary,
+    task_name,
+)
 from lipforge.records import to_builtins
-from lipforge.results import MISCLASSIFIED, ROBUST, Note, TransferResult
-from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch
+from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, TransferResult
+from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of
+from lipforge.statistics import clopper_pearson
 from lipforge.types import Classifier, Threat
 
 REFINE = 20  # steps up the source's margin loss after the attack, where nobody says otherwise
@@ -22,8 +34,8 @@ TRANSFER = "transfer"
 def transfer(
     source: Classifier,
     target: Classifier,
-    data: ImageData | tuple[Tensor, Tensor],
-    attack: Attack,
+    data: LabelledSource,
+    attack: AnyAttack,
     threat: Threat,
     *,
     names: tuple[str, str] = ("source", "target"),
@@ -42,6 +54,7 @@ def transfer(
         raise InputError(f"refine must be at least 0, got {refine}")
     if isinstance(target, nn.Module):
         check_eval(target)
+    attack = checked_attack(attack, run)
     experiment = Experiment.open(data, source, run=run, shard_size=shard_size, show_progress=show_progress)
     name = f"transfer__{task_name('-to-'.join(names), attack_text(attack), threat, seed)}"
     config = {**attack_config(attack, threat, seed), "refine": refine}
@@ -69,6 +82,8 @@ def transfer(
         shared=len(shared),
         transferred=shared.count(TRANSFER),
         name=name,
+        source_change=change_of(source),
+        target_change=change_of(target),
     )
     return experiment.finish(name, result)
 
@@ -95,6 +110,7 @@ def transfer_shard(
     for place, broken in zip(at, (refined.margin < 0).tolist(), strict=True):
         on_source[place] = "refine" if broken and on_source[place] == ROBUST else on_source[place]
     cost = spent(result, started)
+    cost["notes"] = [*to_builtins(output_notes(prepared, shard, attack, threat)), *cost["notes"]]
     if stuck := int(refined.stuck.sum()):
         text = "had a gradient of exactly 0, or none, and were not refined there"
         cost["notes"].append(to_builtins(Note("not_refined", text, stuck, len(at))))
@@ -107,3 +123,36 @@ def transfer_shard(
         for wrong, fooled in zip(clean.tolist(), broken.tolist(), strict=True)
     ]
     return {**cost, "source": on_source, "target": on_target, "seconds": time.perf_counter() - started}
+
+
+@torch.no_grad()
+def score_saved(
+    target: nn.Module,
+    data: ImageData,
+    crafted: RobustResult,
+    threat: Threat,
+    run: RunDir,
+    *,
+    shard_size: int,
+    leave_robust_clean: bool = False,
+) -> CleanResult:
+    """How `target` fares against the images that `evaluate` crafted on another model and saved in `run`.
+
+    An image counts if the target classifies both it and its adversarial version correctly. With `leave_robust_clean`
+    an image that is robust on the source stays as it is, as in the arrays that AutoAttack's own code returns, and every
+    image of that array which the target classifies correctly counts.
+    """
+    experiment = Experiment.open(data, target, run=run)
+    name = task_name(crafted.label, crafted.attack, threat, crafted.seed)
+    correct = 0
+    for index, start in enumerate(range(0, len(data), shard_size)):
+        shard = experiment.read(range(start, min(start + shard_size, len(data))))
+        saved = load_file(run.path / "shards" / name / f"{index:04d}.safetensors")["images"].to(shard.x)
+        if leave_robust_clean:
+            robust = torch.tensor(crafted.robust[start : start + shard_size], device=shard.x.device)
+            saved = torch.where(robust[:, None, None, None], shard.x, saved)
+        right = ~is_misclassified(target, saved, shard.y)
+        if not leave_robust_clean:
+            right &= ~is_misclassified(target, shard.x, shard.y)
+        correct += int(right.sum())
+    return CleanResult(len(data), correct, correct / len(data), clopper_pearson(correct, len(data)))

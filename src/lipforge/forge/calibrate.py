@@ -16,6 +16,7 @@ from lipforge.forge.masks import Mask
 from lipforge.forge.recipe import Recipe, describe_source, recipe_of
 from lipforge.forge.sites import DEFAULT_RULES, find_sites, unwrap
 from lipforge.forge.trackers import Maximum, Moments, Quantile, Tracker
+from lipforge.logs import logger
 from lipforge.progress import progress
 from lipforge.ranks import joined
 from lipforge.recording import eager
@@ -89,6 +90,7 @@ def calibrate_(
             tracker = trackers[name]
             forge.set_bound(tracker.bound(), tracker.centre() if isinstance(tracker, Moments) else None)
             forge.calibration = Calibration(seen, data or describe_source(images), tracker.statistic)
+        logger.info("calibrated %d sites on %d images of %s", len(found), seen, data or describe_source(images))
         return recipe_of(model)
 
 

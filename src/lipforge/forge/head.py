@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lipforge.errors import InputError, SiteError
 from lipforge.forge.sites import unwrap
+from lipforge.results.change import Change
 
 CHILD = "own_head"
 
@@ -54,6 +55,12 @@ class OwnHead(nn.Module):
         self.register_buffer("weight", weight.detach(), persistent=False)
         self.register_buffer("bias", None if bias is None else bias.detach(), persistent=False)
         self.originals = [weight, bias]  # a list, so that they are no parameters of the model
+
+    def lipforge_change(self, model: nn.Module) -> Change | None:
+        """What lipforge changed in the `model` that this is a part of; see `Forge.lipforge_change`."""
+        from lipforge.forge.change import change_of
+
+        return change_of(model)
 
     def restore_(self, layer: nn.Module) -> None:
         """Give the layer its own parameters back."""

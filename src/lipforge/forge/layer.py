@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lipforge.errors import InputError
 from lipforge.forge.masks import Mask, Step, Threshold, divisor
 from lipforge.forge.trackers import Maximum, Tracker
+from lipforge.results.change import Change
 
 Mode = Literal["plain", "track", "forged", "straight_through", "smooth_backward"]
 
@@ -139,6 +140,12 @@ class Forge(nn.Module):
         """Follow the model to another device, but stay in float32: `model.half()` must not move a threshold."""
         super()._apply(lambda tensor: tensor.to(fn(tensor.new_empty(0)).device), recurse)  # type: ignore[no-untyped-call]
         return self
+
+    def lipforge_change(self, model: nn.Module) -> Change | None:
+        """What lipforge changed in the `model` that this is a part of, for those who may not import `forge`."""
+        from lipforge.forge.change import change_of
+
+        return change_of(model)
 
     def extra_repr(self) -> str:
         bound = f"{self.bound.item():.4g}" if self.bound.ndim == 0 else f"{len(self.bound)} channels"

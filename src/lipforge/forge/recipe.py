@@ -3,9 +3,10 @@
 import base64
 import binascii
 import hashlib
+import json
 import math
-import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.batching import ImageData, ImageSource
+from lipforge.digests import state_tensors, tensor_bytes
 from lipforge.errors import InputError, RecipeError
 from lipforge.forge.graph import ACTIVATIONS, LAYERS
 from lipforge.forge.head import Head, head_of, misfit, own_tensors, set_head_
@@ -22,6 +24,7 @@ from lipforge.forge.layer import Calibration, Forge, check_ratio
 from lipforge.forge.masks import Mask, mask_from_dict, mask_to_dict
 from lipforge.forge.sites import Site, some, unwrap
 from lipforge.forge.tta import TTA, Transform, set_tta_, tta_of
+from lipforge.logs import warn
 from lipforge.records import lipforge_version, read_json, write_json
 
 FORMAT = 2
@@ -102,6 +105,21 @@ class Recipe:
         return {**vars(self), "mask": mask_to_dict(self.mask), "tta": tta, "head": head}
 
     @property
+    def digest(self) -> str:
+        """SHA-256 of what the recipe does to a model, as JSON with sorted keys: mask, sites, TTA and head. A recipe and
+        that of a model which it was applied to have the same; version, data and the model's digests are not in it."""
+        content = self.to_dict()
+        # As `apply_` has them: in float32.
+        figures = ("bound", "centre", "scale", "shift")
+        sites = {
+            name: {key: _rounded(value) if key in figures else value for key, value in vars(site).items()}
+            for name, site in self.sites.items()
+        }
+        doing = {"mask": content["mask"] if sites else None, "sites": sites, "tta": content["tta"]}
+        text = json.dumps({**doing, "head": content["head"]}, sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
     def parts(self) -> list[str]:
         """What the recipe adds, in the words and the order of `improve`; TTA by its transforms."""
         masks = {site.ratio for site in self.sites.values() if site.ratio}
@@ -119,7 +137,7 @@ class Recipe:
         self._check_fit(model, strict)
         if self.weights != weights_digest(model):
             again = "; calibrate_ makes new bounds" if self.sites else ""
-            warnings.warn(f"the recipe was calibrated on other weights{again}", stacklevel=2)
+            warn(f"the recipe was calibrated on other weights{again}")
         if is_changed(model):
             raise RecipeError(f"the model is changed already ({', '.join(_parts_of(model))}); call remove_ first")
         try:
@@ -165,6 +183,11 @@ class Recipe:
 
 def recipe_of(model: nn.Module) -> Recipe:
     """The recipe of a changed model: its forged functions as they are now, TTA and head."""
+    return replace(bare_recipe(model), architecture=architecture_digest(model), weights=weights_digest(model))
+
+
+def bare_recipe(model: nn.Module) -> Recipe:
+    """The recipe of a changed model without the digests of its own tensors, which take a while."""
     found = forges(model) if is_changed(model) else require_forges(model)
     modules = dict(unwrap(model).named_modules())
     first = next(iter(found.values()), Forge())
@@ -183,8 +206,8 @@ def recipe_of(model: nn.Module) -> Recipe:
         first.mask,
         sites,
         **vars(first.calibration),
-        architecture=architecture_digest(model),
-        weights=weights_digest(model),
+        architecture="",
+        weights="",
         tta=tta_of(model),
         head=head_of(model),
     )
@@ -225,9 +248,7 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, tensor in _tensors(model):
         digest.update(name.encode())
-        plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-        plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
-        digest.update(plain.flatten().view(torch.uint8).numpy().data)
+        digest.update(tensor_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -302,6 +323,10 @@ def _decoded(fields: Any) -> Tensor:
     return torch.from_numpy(np.frombuffer(raw, "<f4").astype("f4")).view(shape)
 
 
+def _rounded(values: Any) -> Any:
+    return None if values is None else torch.tensor(values, dtype=torch.float32).tolist()
+
+
 def _parts_of(model: nn.Module) -> list[str]:
     found = {f"{len(forges(model))} forged sites": forges(model), "TTA": tta_of(model), "a head": head_of(model)}
     return [name for name, there in found.items() if there]
@@ -317,4 +342,4 @@ def _check_values(name: str, values: Any, low: float) -> None:
 
 def _tensors(model: nn.Module) -> list[tuple[str, Tensor]]:
     state = {**unwrap(model).state_dict(), **own_tensors(model)}
-    return [(name, value) for name, value in sorted(state.items()) if isinstance(value, Tensor)]
+    return sorted(state_tensors(state), key=itemgetter(0))

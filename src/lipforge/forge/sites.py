@@ -35,6 +35,7 @@ RULES: dict[str, Role] = {rule: role for role, (rule, _) in ROLES.items() if rul
 
 DEFAULT_RULES = ("residual_convs", "mlp_linears")
 UNCALLED = "never called as a module on the way from the image to the logits"
+QUANTIZED = "torch.ao.nn."  # where the layers live that quantization puts in the place of others
 INPUT_SIZES = (32, 224, 64, 28, 96, 128, 256, 384, 299, 16, 8)
 
 Types = tuple[type[nn.Module], ...]
@@ -117,7 +118,7 @@ def find_sites(
         if why_not and (not isinstance(layer, ACTIVATIONS) or "activations" in chosen):
             skipped.append(Skipped(name, kind, why_not))
     if not sites:
-        raise SiteError(_nothing_found(chosen, skipped))
+        raise SiteError(_nothing_found(model, chosen, skipped))
     return Survey(tuple(site for _, site in sorted(sites, key=lambda pair: pair[0])), chosen, reason, tuple(skipped))
 
 
@@ -171,7 +172,10 @@ def _restricted(name: str, layer: nn.Module, include: Sequence[str], exclude: Se
     return ""
 
 
-def _nothing_found(rules: tuple[str, ...], skipped: list[Skipped]) -> str:
+def _nothing_found(model: nn.Module, rules: tuple[str, ...], skipped: list[Skipped]) -> str:
+    quantized = [name for name, layer in model.named_modules() if type(layer).__module__.startswith(QUANTIZED)]
+    if quantized:
+        return f"layers that torch.ao quantized are no sites ('{quantized[0]}'); forge the model before quantizing it"
     if not skipped:
         return "the model has no conv or linear layer, so there is no site"
     reasons = some([f"'{layer.name}': {layer.reason}" for layer in skipped], "; ")

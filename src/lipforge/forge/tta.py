@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.sites import unwrap
+from lipforge.outputs import logits_in
+from lipforge.results.change import Change
 
 Mean = Literal["logits", "probabilities"]
 
@@ -160,11 +162,15 @@ class WithTTA(nn.Module):
     lipforge_tta: TTA  # not `tta`, which a model may well have as an attribute of its own
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        logits = super().forward(self.lipforge_tta.transformed(x), *args, **kwargs)
-        if not isinstance(logits, Tensor) or logits.ndim != 2:
-            found = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
-            raise ModelError(f"TTA needs a model that returns logits (N, K), got {found}; wrap it in one that does")
-        return self.lipforge_tta.averaged(logits)
+        """The mean logits (N, K) alone: what else a model returns, such as features, has no mean over transforms."""
+        output = super().forward(self.lipforge_tta.transformed(x), *args, **kwargs)
+        return self.lipforge_tta.averaged(logits_in(output))
+
+    def lipforge_change(self, model: nn.Module) -> Change | None:
+        """What lipforge changed in this model, which may be inside another one; see `Forge.lipforge_change`."""
+        from lipforge.forge.change import change_of
+
+        return change_of(self)
 
     def extra_repr(self) -> str:
         own = super().extra_repr()

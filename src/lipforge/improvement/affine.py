@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.attacks import cross_entropy, logits_of
 from lipforge.attacks.folding import Laid, folded_copy
-from lipforge.batching import BATCH_SIZE, ImageData, as_data, check_eval, device_of
+from lipforge.batching import BATCH_SIZE, LabelledSource, as_data, check_eval, device_of
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.sites import Site, unwrap
 from lipforge.improvement.head import (
@@ -59,7 +59,7 @@ class AffineFit:
 def fit_affine(
     model: nn.Module,
     sites: Iterable[Site],
-    data: ImageData | tuple[Tensor, Tensor],
+    data: LabelledSource,
     threat: Threat,
     *,
     steps: int = 300,

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.attacks import CHECKED, PGD, check_labels, cross_entropy, logits_of, norms
 from lipforge.attacks.folding import Laid, folded_copy
-from lipforge.batching import BATCH_SIZE, ImageData, as_data, check_eval, check_images, device_of
+from lipforge.batching import BATCH_SIZE, ImageData, LabelledSource, as_data, check_eval, check_images, device_of
 from lipforge.errors import InputError, ModelError
 from lipforge.forge.graph import LAYERS
 from lipforge.forge.sites import unwrap
@@ -107,7 +107,7 @@ class HeadFit:
 
 def fit_head(
     model: nn.Module,
-    data: ImageData | tuple[Tensor, Tensor],
+    data: LabelledSource,
     threat: Threat,
     *,
     held_out: float = 0.2,

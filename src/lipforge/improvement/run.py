@@ -3,19 +3,18 @@
 import functools
 import re
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from lipforge.attacks import attack_text
 from lipforge.auditing import audit_plan, classes_of
 from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import BPDA, Side, changed_pair, check_steady, folded_pair
 from lipforge.auditing.plan import NON_ADAPTIVE, OWN, TRANSFERRED, Plan
-from lipforge.batching import ImageData, as_data
+from lipforge.batching import ImageData, LabelledSource, as_data
 from lipforge.data import split
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of, summary
@@ -25,12 +24,13 @@ from lipforge.forge.layer import check_ratio
 from lipforge.forge.tta import NAMES
 from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, combinations, corrected
 from lipforge.improvement.parts import RATIO, Fitted, combined, fit_parts
+from lipforge.logs import warn
 from lipforge.ranks import is_first
 from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST
 from lipforge.results.evaluation import unreliable_notes
 from lipforge.results.improve import CandidateScore, Improvement
-from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch
+from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of
 from lipforge.runs.identity import image_digests, slug, threat_slug
 from lipforge.statistics import paired
 from lipforge.types import Classifier, Threat
@@ -62,7 +62,7 @@ class ImproveResult(Improvement):
 
 def improve(
     model: nn.Module,
-    data: ImageData | tuple[Tensor, Tensor],
+    data: LabelledSource,
     threat: Threat,
     *,
     calibrate: int = 5000,
@@ -236,6 +236,7 @@ class Trial:
             clean_change=clean,
             robust_change=change,
             p_value=None,
+            change=change_of(self.models[candidate.label]),
         )
 
 
@@ -296,7 +297,7 @@ def _check(
 
 def _warn_of_test_images(name: str) -> None:
     if TEST_SET.search(name) and is_first():
-        warnings.warn(
+        warn(
             f"going by its name, {name} holds test images. Images that fit and choose a change cannot judge it: "
             "use training images here, and keep the test images for the audit",
             stacklevel=3,

@@ -1,5 +1,6 @@
 """Any model by name: bundled, own architecture, RobustBench, timm, torchvision, or the user's own function."""
 
+import hashlib
 import importlib.util
 import inspect
 import re
@@ -87,6 +88,11 @@ def load_function(spec: str) -> Callable[..., Any]:
         found = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(f"{place} has no function {name!r}{suggest(name, found)}")
     return function
+
+
+def code_digest(function: Callable[..., Any]) -> str:
+    """SHA-256 of the file that a function is written in, by which a run tells it from one that was changed."""
+    return hashlib.sha256(Path(inspect.getfile(function)).read_bytes()).hexdigest()
 
 
 def build_from_function(spec: str, classes: int | None = None) -> nn.Module:

@@ -299,7 +299,7 @@ class VisionTransformer(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = self.patch_embed(self.normalize(images))
-        class_token = self.cls_token.expand(len(patches), -1, -1)
+        class_token = self.cls_token.expand(patches.shape[0], -1, -1)  # len() would fix the batch of an exported model
         x = torch.cat([class_token, patches], dim=1) + self.pos_embed
         return cast(Tensor, self.head(self.norm(self.blocks(x))[:, 0]))
 

@@ -2,10 +2,12 @@
 
 import contextlib
 import importlib
+import importlib.util
 import sys
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import nn
 from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra, suggest
 from lipforge.models.networks import Normalize
 from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
+from lipforge.progress import is_silent
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")
 # Operators live as long as the library that declared them.
@@ -50,6 +53,7 @@ def timm_model(name: str, wanted: Wanted) -> nn.Module:
     if online:
         config = timm.get_pretrained_cfg(name)
         _check_pretrained(f"timm:{name}", bool(config.hf_hub_id or config.url), wanted.classes, config.num_classes)
+        _check_hub(name, bool(config.hf_hub_id))
     with quiet(), downloading(f"timm:{name}") if online else contextlib.nullcontext():
         network = timm.create_model(name, pretrained=online, **_head(wanted))
     model = normalized(network, network.pretrained_cfg["mean"], network.pretrained_cfg["std"])
@@ -110,7 +114,8 @@ def download(url: str, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     expected = torch.hub.HASH_REGEX.search(path.name)
     with downloading(path.name, f"get {url} and name it with --weights, or put it into --weights-dir"):
-        torch.hub.download_url_to_file(url, str(path), expected[1] if expected else None, progress=sys.stderr.isatty())
+        shown = sys.stderr.isatty() and not is_silent()
+        torch.hub.download_url_to_file(url, str(path), expected[1] if expected else None, progress=shown)
     return path
 
 
@@ -143,6 +148,17 @@ def _check_pretrained(spec: str, has_weights: bool, classes: int | None, found: 
             f"the pretrained weights of {spec} have {found} classes, not {classes}; give a file with {classes} "
             "(--weights) or use random weights (--no-weights)"
         )
+
+
+def _check_hub(name: str, on_hub: bool) -> None:
+    """timm says that huggingface_hub is missing where the installed one is merely too new for it."""
+    if not on_hub or importlib.import_module("timm.models._hub").has_hf_hub():
+        return
+    found = "none" if importlib.util.find_spec("huggingface_hub") is None else version("huggingface_hub")
+    raise WeightsError(
+        f"timm {version('timm')} cannot download timm:{name} with the installed huggingface_hub ({found}); "
+        "install one that it can use (pip install 'huggingface_hub<2'), or give a file with --weights"
+    )
 
 
 def _head(wanted: Wanted) -> dict[str, int]:

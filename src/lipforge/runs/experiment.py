@@ -18,6 +18,7 @@ from lipforge.runs.identity import data_identity, identified
 from lipforge.runs.rundir import RunDir, open_task
 from lipforge.runs.tasks import Complete, Task, digest_of
 from lipforge.runs.workers import Enough, work
+from lipforge.tracking import track, track_result
 from lipforge.types import Classifier
 
 SHARD_SIZE = 100  # images per shard unless told otherwise: a divisor of the counts that people evaluate
@@ -122,6 +123,8 @@ class Experiment:
         """What `compute` makes of every shard, in order; only what nobody has computed yet is computed. With `enough`
         the shards after the first look that says so are not needed; see `lipforge.runs.workers.work`."""
         chosen = range(len(self.data)) if positions is None else positions
+        if status is not None:
+            status.task = task.name
 
         def one(part: range) -> Mapping[str, Any]:
             return compute(self.read(chosen[part.start : part.stop]))
@@ -137,9 +140,10 @@ class Experiment:
         )
 
     def finish(self, name: str, result: R) -> R:
-        """The result, written to the run by the first rank."""
+        """The result, written to the run and to where `log_to` says by the first rank."""
         if self.run is not None and is_first():
             self.run.write_result(name, result)
+        track_result(name, result)
         return result
 
     @functools.cached_property
@@ -170,6 +174,7 @@ class Watch:
         self._outcomes = outcomes
         self._seen: dict[str, tuple[int, int]] = {}
         self._attack = ""
+        self.task = ""
 
     def __call__(self, attack: str) -> None:
         """An attack begins."""
@@ -183,7 +188,9 @@ class Watch:
     def add(self, name: str, words: Sequence[str]) -> None:
         robust, count = self._seen.get(name, (0, 0))
         # At once: the thread that draws the bar may look at any time.
-        self._seen[name] = (robust + words.count(ROBUST), count + len(words))
+        robust, count = self._seen[name] = (robust + words.count(ROBUST), count + len(words))
+        if count:
+            track(self.task, {name: robust / count}, step=count)
 
     def __str__(self) -> str:
         seen = [(name, *counts) for name, counts in list(self._seen.items())]

@@ -6,14 +6,17 @@ import platform
 import re
 from collections.abc import Iterator, Mapping
 from importlib.metadata import version
+from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from lipforge.batching import BATCH_SIZE, ImageData
+from lipforge.digests import state_tensors, tensor_bytes
 from lipforge.errors import InputError
 from lipforge.records import lipforge_version
+from lipforge.results import Change
 from lipforge.types import Classifier, Threat
 
 ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
@@ -35,6 +38,17 @@ def identified(classifier: Classifier, identity: Mapping[str, Any] | None, *, in
     return {**model_identity(classifier), **({"identity": dict(identity)} if identity else {})}
 
 
+def change_of(classifier: Classifier) -> Change | None:
+    """What lipforge changed in a classifier: a part that it added says so, whatever package that part comes from."""
+    model = getattr(classifier, "original", classifier)
+    for module in model.modules() if isinstance(model, nn.Module) else ():
+        tell = getattr(module, "lipforge_change", None)
+        if tell is not None:
+            found: Change | None = tell(model)
+            return found
+    return None
+
+
 def model_identity(classifier: Classifier) -> dict[str, Any]:
     """Digests of a module's tensors (buffers that are not saved among them), of its printed form and of its settings:
     every plain attribute of every module, as the ratio of a forged function. A function has only its name."""
@@ -42,8 +56,9 @@ def model_identity(classifier: Classifier) -> dict[str, Any]:
         kind = getattr(classifier, "__qualname__", type(classifier).__qualname__)
         return {"function": f"{getattr(classifier, '__module__', '')}.{kind}"}
     digest = hashlib.sha256()
-    tensors = [*classifier.named_parameters(), *classifier.named_buffers()]
-    for name, tensor in sorted(tensors, key=lambda named: named[0]):
+    packed = {name: value for name, value in classifier.state_dict().items() if not isinstance(value, Tensor)}
+    tensors = [*classifier.named_parameters(), *classifier.named_buffers(), *state_tensors(packed)]
+    for name, tensor in sorted(tensors, key=itemgetter(0)):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor_bytes(tensor))
     # A class that averages over transforms has the name of the model's own, and not every model prints it.
@@ -119,9 +134,3 @@ def _settings(module: nn.Module) -> Iterator[tuple[str, str, Any]]:
         for key, value in sorted(vars(part).items()):
             if key != "training" and isinstance(value, bool | int | float | str | tuple | None):
                 yield name, key, ADDRESS.sub("", repr(value))
-
-
-def tensor_bytes(tensor: Tensor) -> Any:
-    plain = tensor.detach().resolve_conj().resolve_neg().cpu()
-    plain = (plain.to_dense() if plain.layout != torch.strided else plain).contiguous()
-    return plain.flatten().view(torch.uint8).numpy().data

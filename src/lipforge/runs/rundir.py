@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lipforge.errors import InputError, RunError
+from lipforge.logs import logger
 from lipforge.ranks import is_first
 from lipforge.records import read_json, to_builtins, write_json
 from lipforge.results import FORMAT, OLDER, from_record, record
@@ -24,7 +25,7 @@ PATIENCE = 10.0  # seconds to wait for a lock that is held for moments
 class RunDir:
     """A run on disk; several processes may use one at the same time, and the same calls again resume it.
 
-    environment.json           versions and devices of every session: recorded, not part of the identity
+    environment.json           versions, devices, command and options of every session: not part of the identity
     shards/<task>/config.json  what identifies the task; a task of the same name and another config is refused
     shards/<task>/0003.json    one shard, written whole
     results/<name>.json        results, rebuilt from shards at any time
@@ -33,13 +34,14 @@ class RunDir:
     path: Path
 
     @classmethod
-    def open(cls, path: str | Path, *, command: str | None = None) -> "RunDir":
-        """The run directory at `path`, made if it is not there; `command` is recorded as what made it."""
+    def open(cls, path: str | Path, *, command: str | None = None, config: Mapping[str, Any] | None = None) -> "RunDir":
+        """The run directory at `path`, made if it is not there; `command` is recorded as what made it, with `config`,
+        all options that it had."""
         run = cls(Path(path))
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if is_first():
-                run._note_environment(command)
+                run._note_environment({"command": command, "config": config})
         except OSError as error:
             raise RunError(f"{path} cannot be a run directory: {error.strerror}") from None
         return run
@@ -77,6 +79,7 @@ class RunDir:
         """Write a result dataclass to results/<name>.json, with its kind; gives the path."""
         path = self._result(name)
         write_json(path, record(result))
+        logger.info("wrote %s", path)
         return path
 
     def read_result(self, name: str) -> Any:
@@ -91,9 +94,9 @@ class RunDir:
     def _result(self, name: str) -> Path:
         return self.path / "results" / f"{_checked(name)}.json"
 
-    def _note_environment(self, command: str | None) -> None:
+    def _note_environment(self, origin: Mapping[str, Any]) -> None:
         path = self.path / "environment.json"
-        now = environment() | ({} if command is None else {"command": command})
+        now = environment() | to_builtins({key: value for key, value in origin.items() if value is not None})
         if now in _environments(path):
             return
         # Without the lock the worst is a session that is not recorded.

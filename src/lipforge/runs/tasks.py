@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from typing import Any, Literal
 from filelock import FileLock, Timeout
 
 from lipforge.errors import InputError
+from lipforge.logs import warn
 from lipforge.records import to_builtins, write_json
 
 Compute = Callable[[range], Mapping[str, Any]]  # the result of one shard, from the positions of its images alone
@@ -147,7 +147,7 @@ class Task:
             aside = path.with_name(f"{path.name}.damaged")
             with suppress(FileNotFoundError):  # someone else, without locks, set it aside just now
                 os.replace(path, aside)
-            warnings.warn(f"{path} is damaged: {damage}; set aside as {aside.name}, computed again", stacklevel=2)
+            warn(f"{path} is damaged: {damage}; set aside as {aside.name}, computed again")
 
 
 def check_shape(count: int, size: int) -> None:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch.distributed as dist
 
 from lipforge.errors import RunError
+from lipforge.logs import logger
 from lipforge.progress import progress
 from lipforge.ranks import Store, by_torchrun, from_first, joined, open_store
 from lipforge.records import to_builtins
@@ -63,7 +64,9 @@ def work(
                     status.see(shard)
             return sum(len(task.images(index)) for index in list(done)[before:])
 
-        with progress(label, task.count, done=look(), show=show_progress, status=status or "") as step:
+        if before := look():
+            logger.info("%s: resuming, %d of %d images are finished", task.name, before, task.count)
+        with progress(label, task.count, done=before, show=show_progress, status=status or "") as step:
             for index in _drawn(task.shards, store):
                 if not goal.missing():
                     break

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.attacks import norms
+from lipforge.outputs import logits_in
 from lipforge.training.config import TrainConfig
 from lipforge.types import Threat
 
@@ -46,7 +47,7 @@ def craft(
         return x
     norm = norms.of(threat)
     with eval_mode(model):
-        reference = model(x).detach() if config.method == "trades" else None
+        reference = logits_in(model(x)).detach() if config.method == "trades" else None
         if reference is None:
             x_adv = norm.random_start(
                 x, threat.eps, seed=config.seed, sample_ids=ids, stream="train-start", counter=epoch
@@ -56,7 +57,7 @@ def craft(
             x_adv = norm.project(x + 0.001 * noise.to(x), x, threat.eps)
         for _ in range(config.attack_steps):
             x_adv = x_adv.detach().requires_grad_()
-            logits = model(x_adv)
+            logits = logits_in(model(x_adv))
             loss = F.cross_entropy(logits, y, reduction="sum") if reference is None else divergence(reference, logits)
             (gradient,) = torch.autograd.grad(loss, x_adv)
             x_adv = norm.step(x_adv.detach(), gradient, step_size * threat.eps, x, threat.eps)
@@ -69,9 +70,9 @@ def objective(model: nn.Module, x: Tensor, x_adv: Tensor, y: Tensor, *, config: 
     TRADES: CE(f(x), y) + beta * KL(f(x) || f(x_adv)) (Zhang et al. 2019). All others: CE(f(x_adv), y).
     """
     if config.method != "trades":
-        logits = model(x_adv)
+        logits = logits_in(model(x_adv))
         return F.cross_entropy(logits, y, label_smoothing=config.label_smoothing), logits
-    clean, logits = model(x), model(x_adv)
+    clean, logits = logits_in(model(x)), logits_in(model(x_adv))
     natural = F.cross_entropy(clean, y, label_smoothing=config.label_smoothing)
     return natural + config.beta * divergence(clean, logits) / len(x), logits
 

@@ -20,11 +20,14 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.attacks.pgd import PGD
 from lipforge.attacks.queries import is_misclassified
-from lipforge.batching import BATCH_SIZE, ImageData, as_data, device_of
+from lipforge.batching import BATCH_SIZE, LabelledSource, as_data, device_of
 from lipforge.errors import TrainingError
 from lipforge.progress import Step, progress
 from lipforge.ranks import process_group
 from lipforge.records import write_whole
+from lipforge.results import Change
+from lipforge.runs import change_of
+from lipforge.tracking import track
 from lipforge.training.config import TrainConfig
 from lipforge.training.objectives import eval_mode
 from lipforge.training.session import GOOD, WEIGHTS, Session, open_session, restore_, save
@@ -47,6 +50,7 @@ class TrainResult:
     pgd_accuracy: float
     rollbacks: int
     log: tuple[dict[str, Any], ...]
+    change: Change | None = None
 
 
 class Accuracy(NamedTuple):
@@ -58,7 +62,7 @@ class Accuracy(NamedTuple):
 
 def train(
     model: nn.Module,
-    data: ImageData | tuple[Tensor, Tensor],
+    data: LabelledSource,
     config: TrainConfig,
     *,
     out: str | Path,
@@ -154,6 +158,7 @@ def _end_epoch(session: Session) -> None:
     position.epoch, position.batch, position.loss_sum, position.right = position.epoch + 1, 0, 0.0, 0.0
     position.seconds += time.monotonic() - started
     position.log.append({**entry, "seconds": round(position.seconds, 3)})
+    track("train", entry, step=position.epoch)
     save(session, GOOD)
     save(session)
 
@@ -193,4 +198,6 @@ def _finish(session: Session) -> TrainResult:
     last = next(entry for entry in reversed(position.log) if entry["event"] == "epoch")
     accuracies = (last["clean_accuracy"], last["pgd_accuracy"])
     path, log = session.out / WEIGHTS, tuple(position.log)
-    return TrainResult(path, position.epoch, position.seconds, *accuracies, position.rollbacks, log)
+    return TrainResult(
+        path, position.epoch, position.seconds, *accuracies, position.rollbacks, log, change_of(session.model)
+    )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lipforge import rng
 from lipforge.batching import ImageData, device_of
 from lipforge.errors import InputError, RunError
+from lipforge.outputs import logits_in
 from lipforge.ranks import Rank
 from lipforge.records import read_json, to_builtins, write_json, write_whole
 from lipforge.runs.identity import data_identity, model_identity
@@ -82,7 +83,7 @@ def open_session(model: nn.Module, data: ImageData, config: TrainConfig, out: Pa
     images, labels = data.batch(order[: config.holdout].tolist())
     held_out = (placed(images, device_of(model)), labels.to(device_of(model)))
     with eval_mode(model), torch.no_grad():
-        known = model(held_out[0][:1]).shape[1]
+        known = logits_in(model(held_out[0][:1])).shape[1]
     if data.classes > known:
         raise InputError(f"the data have {data.classes} classes but the model {known}; build it with more (--arch)")
     average, optimizer = make_average(model, config), make_optimizer(model, config)
