@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import pkgutil
 import subprocess
 import sys
@@ -14,7 +15,8 @@ import lipforge
 
 ROOT = Path(lipforge.__file__).parent
 GROUND = {
-    "types", "errors", "text", "records", "statistics", "results", "batching", "recording", "progress", "ranks", "rng",
+    "types", "errors", "text", "records", "digests", "logs", "statistics", "results", "batching", "outputs", "sources",
+    "recording", "progress", "ranks", "tracking", "rng",
 }  # fmt: skip
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),
@@ -23,13 +25,28 @@ ALLOWED = {
     "training": GROUND | {"training", "attacks", "runs"},
     "certification": GROUND | {"certification", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
+    "deployment": GROUND | {"deployment", "forge"},
     "search": GROUND | {"search", "forge", "attacks", "evaluation", "runs"},
     "auditing": GROUND | {"auditing", "forge", "attacks", "evaluation", "runs"},
     "improvement": GROUND | {"improvement", "auditing", "forge", "attacks", "evaluation", "data", "runs"},
+    "reproduction": GROUND
+    | {
+        "reproduction",
+        "forge",
+        "attacks",
+        "models",
+        "data",
+        "evaluation",
+        "certification",
+        "analysis",
+        "runs",
+        "paper",
+    },
     "reports": GROUND | {"reports"},
     "paper": GROUND | {"paper"},
 }
-LIGHT = ("types", "errors", "text", "records", "statistics", "results", "progress", "ranks", "reports", "cli.main")
+LIGHT = ("types", "errors", "text", "records", "logs", "statistics", "results", "progress", "ranks", "tracking",
+         "reports", "cli.main")  # fmt: skip
 """What imports no torch, which takes seconds."""
 PACKAGES = sorted(path.parent.relative_to(Path(lipforge.__file__).parents[1]) for path in ROOT.rglob("__init__.py"))
 FILES = sorted(path for path in ROOT.rglob("*.py"))
@@ -106,3 +123,9 @@ def test_a_package_can_be_reached_after_import_lipforge_alone():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
         lipforge.nothing  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_the_version_is_the_installed_one_and_imports_no_torch():
+    code = "import sys, lipforge; print(lipforge.__version__); sys.exit('torch' in sys.modules)"
+    ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout.strip()) == (0, importlib.metadata.version("lipforge"))

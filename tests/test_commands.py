@@ -1,4 +1,4 @@
-"""What is printed runs: the commands in the bash blocks of three pages, through the real command line and offline.
+"""What is printed runs: the commands in the bash blocks of four pages, through the real command line and offline.
 
 The commands of a page run in order in one folder, as they are printed but for the substitutions of `smaller`.
 """
@@ -22,7 +22,7 @@ from PIL import Image
 
 from tests.test_docs import FENCE, ROOT
 
-PAGES = [ROOT / "README.md", ROOT / "docs" / "cli.md", ROOT / "docs" / "models.md"]
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("cli", "models", "reproducing"))]
 
 NOT_OFFLINE = {"lipforge data get cifar10": "downloads CIFAR-10"}
 """Commands that are not run, with the reason."""
@@ -39,16 +39,19 @@ VERDICTS = {"audit": {0, 1, 3, 4}, "evaluate": {0, 4}}
 
 SIZES: dict[str, dict[str, int]] = {
     "forge": {"--limit": 16},
+    "fold": {"--limit": 16},
     "search": {"--limit": 3},
     "improve": {"--calibrate": 100, "--validate": 2, "--max-cost": 2},
     "evaluate": {"--limit": 2, "--probe": 2},
     "sweep": {"--limit": 3},
     "transfer": {"--limit": 3},
     "audit": {"--limit": 3},
+    "export": {"--limit": 4},
     "certify": {"--limit": 1},
     "analyse": {"--images": 2},
     "train": {"--limit": 128, "--holdout": 8, "--epochs": 1},
     "demo": {"--count": 2},
+    "reproduce": {"--limit": 2, "--probe": 2},
 }
 """The most work that each command does here."""
 
@@ -73,7 +76,7 @@ def build():
 """
 """The user's model: the one of docs/own-model.md."""
 
-TRAINING_DATA = ("forge", "improve", "search", "train")
+TRAINING_DATA = ("forge", "fold", "improve", "search", "train")
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,9 @@ def smaller(words: list[str]) -> list[str]:
     for option, most in SIZES[command].items():
         if option != "--probe" or "--estimate" in words:
             _lower(done, option, most)
-    if command != "demo":
+    if command == "reproduce" and "--stand-in" not in words:
+        done.append("--stand-in")
+    elif command not in ("demo", "reproduce"):
         split = ":train" if command in TRAINING_DATA else ""
         done += [] if "--data" in done else ["--data", f"cifar10{split}"]
         at = done.index("--data") + 1
@@ -301,6 +306,7 @@ def test_commands_are_read_from_bash_blocks_with_what_they_print(tmp_path):
         ("lipforge sweep m --limit 1", "lipforge sweep m --limit 1 --data cifar10-sample"),
         ("lipforge forge m --data folder:/data/x", "lipforge forge m --data folder:data/x --limit 16"),
         ("lipforge sweep m --data cifar100", "lipforge sweep m --data cifar100 --limit 3"),
+        ("lipforge reproduce 1a --estimate", "lipforge reproduce 1a --estimate --limit 2 --probe 2 --stand-in"),
         (
             "torchrun --nproc-per-node 8 -m -- lipforge sweep timm:x",
             "torchrun --nproc-per-node 2 -m -- lipforge sweep timm:x --limit 3 --data cifar10-sample --no-weights",

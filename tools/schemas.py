@@ -61,11 +61,44 @@ def _schema(hint: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     return {"type": SIMPLE[hint]}
 
 
-def text_of(kind: type[Any]) -> str:
-    """The schema as it stands in its file."""
-    return json.dumps(schema_of(kind), indent=2, ensure_ascii=False) + "\n"
+ENVELOPE = {
+    "$schema": "https://json-schema.org/draft/2020-12/schema",
+    "title": "envelope",
+    "description": "What every command prints under --json: its kind is the command, such as 'evaluate' or 'data "
+    "list', or 'error'. Each result says its own kind. A command may add further fields, such as 'wrote'.",
+    "type": "object",
+    "required": ["kind", "format", "lipforge", "results"],
+    "properties": {
+        "kind": {"type": "string"},
+        "format": {"const": FORMAT},
+        "lipforge": {"type": "string"},
+        "results": {
+            "type": "array",
+            "items": {"type": "object", "required": ["kind"], "properties": {"kind": {"type": "string"}}},
+        },
+        "error": {
+            "type": "object",
+            "additionalProperties": False,
+            "required": ["message", "exit_code", "type"],
+            "properties": {
+                "message": {"type": "string"},
+                "exit_code": {"type": "integer"},
+                "type": {"type": "string"},
+            },
+        },
+    },
+    "if": {"properties": {"kind": {"const": "error"}}},
+    "then": {"required": ["error"], "properties": {"results": {"maxItems": 0}}},
+    "else": {"properties": {"error": False}},
+}
+
+
+def texts() -> dict[str, str]:
+    """Every schema as it stands in its file, by name."""
+    schemas = {name: schema_of(kind) for name, kind in RESULTS.items()} | {"envelope": ENVELOPE}
+    return {name: json.dumps(schema, indent=2, ensure_ascii=False) + "\n" for name, schema in schemas.items()}
 
 
 if __name__ == "__main__":
-    for name, kind in RESULTS.items():
-        (FOLDER / f"{name}.json").write_text(text_of(kind))
+    for name, text in texts().items():
+        (FOLDER / f"{name}.json").write_text(text)

@@ -13,6 +13,7 @@ from lipforge.analysis.spectra import LINEAR, gershgorin, jacobian_norms, larges
 from lipforge.batching import ImageSource, batches, check_images, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.forge import Forge, forged, plain, with_tta
+from lipforge.forge.change import change_of
 from lipforge.forge.insert import CHILD, refuse_affine, require_forges
 from lipforge.progress import progress
 from lipforge.recording import eager
@@ -77,6 +78,7 @@ def analyse(
         product=_product(sites),
         network=NetworkReport(*(spread(torch.cat(network[name]) if network[name] else None) for name in GATHERED)),
         notes=_notes(sites, tolerance, steps),
+        change=change_of(views["forged"]),
     )
 
 

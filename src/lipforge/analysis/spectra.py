@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.errors import InputError
+from lipforge.outputs import logits_in
 from lipforge.types import Classifier
 
 LINEAR = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -103,7 +104,7 @@ def jacobian_norms(classifier: Classifier, images: Tensor) -> Tensor | None:
     """The largest singular value (N,) of d logits / d image, exactly, one pass per class; None beyond 100 classes."""
     x = images.detach().requires_grad_()
     with torch.enable_grad():
-        logits = classifier(x)
+        logits = logits_in(classifier(x))
         classes = logits.shape[1]
         if classes > MOST_CLASSES:
             return None

@@ -21,14 +21,13 @@ from scipy.special import ndtri  # not scipy.stats: it takes a second to import
 from torch import Tensor
 
 from lipforge import rng
-from lipforge.batching import ImageData
+from lipforge.batching import ImageData, LabelledSource
 from lipforge.errors import InputError, ModelError
+from lipforge.outputs import logits_in
 from lipforge.results import CertifiedImage, CertifyCost, CertifyResult, curve_point
-from lipforge.runs import Experiment, RunDir, Shard, digest_of, slug
+from lipforge.runs import Experiment, RunDir, Shard, change_of, digest_of, slug
 from lipforge.statistics import SAFETY, check_alpha, lower_bound
 from lipforge.types import Classifier
-
-Labelled = ImageData | tuple[Tensor, Tensor]  # a data set with labels, or an (images, labels) pair
 
 BATCH_SIZE = 256
 SHARD_DRAWS = 20_000  # draws that make a shard: what an interruption can lose. With n = 100,000 a shard is one image
@@ -70,7 +69,7 @@ class Smoothing:
 
 def certify(
     classifier: Classifier,
-    data: Labelled,
+    data: LabelledSource,
     *,
     sigma: float = 0.25,
     n0: int = 100,
@@ -128,6 +127,7 @@ def certify(
         model_digest=experiment.model_digest(classifier),
         # Which images of the data, too: only certificates of the same images can be compared.
         data_digest=digest_of({"data": experiment.data_digest, "skip": skip, "images": len(images)}),
+        change=change_of(classifier),
     )
     return experiment.finish(name, result)
 
@@ -146,7 +146,7 @@ def task_name(label: str, smoothing: Smoothing) -> str:
 @torch.no_grad()
 def certify_cost(
     classifier: Classifier,
-    data: Labelled,
+    data: LabelledSource,
     *,
     sigma: float = 0.25,
     n0: int = 100,
@@ -166,7 +166,7 @@ def certify_cost(
         _logits(classifier, noisy).argmax(dim=1).sum().item()  # .item() waits for the device
         seconds = time.perf_counter() - started
     count, per_image = len(positions), seconds / size * (n0 + n)
-    return CertifyCost(count, count * (n0 + n), per_image * count, per_image, 2 * size)
+    return CertifyCost(count, count * (n0 + n), per_image * count, per_image, 2 * size, change=change_of(classifier))
 
 
 def radius_of(probability: float, sigma: float) -> float:
@@ -241,9 +241,7 @@ def _count_classes(
 
 def _logits(classifier: Classifier, images: Tensor) -> Tensor:
     """The logits (N, K), or an error: a NaN would be counted as some class."""
-    logits = classifier(images)
-    if logits.ndim != 2 or len(logits) != len(images):
-        raise ModelError(f"the model must return logits ({len(images)}, K), got {tuple(logits.shape)}")
+    logits = logits_in(classifier(images), rows=len(images))
     if logits.isnan().any():
         raise ModelError(
             "the model returned NaN logits for a noisy image; noise leaves [0, 1], so its first layer must bear that"

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
+from functools import cache
 from importlib import resources
 from itertools import product
 from pathlib import Path
@@ -74,6 +75,7 @@ class Published:
 COLUMNS = tuple(field.name for field in fields(Published))
 
 
+@cache
 def load_paper() -> tuple[Published, ...]:
     """All numbers of the paper's tables, in their order."""
     text = resources.files("lipforge.paper").joinpath("tables.csv").read_text(encoding="utf-8")

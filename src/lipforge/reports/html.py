@@ -3,7 +3,6 @@
 import base64
 import hashlib
 import re
-import warnings
 from collections import Counter
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -15,6 +14,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
 from lipforge.errors import InputError
+from lipforge.logs import warn
 from lipforge.records import lipforge_version, write_whole
 from lipforge.reports.blocks import Figure, Grid, Section
 from lipforge.reports.charts import point, tag
@@ -68,7 +68,7 @@ def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     """Write one HTML file about `runs`, by default report.html in the first; a `ReportWarning` per unusable file."""
     report = build_report(*runs)
     for problem in report.problems:
-        warnings.warn(problem, ReportWarning, stacklevel=2)
+        warn(problem, ReportWarning)
     path = Path(runs[0]) / "report.html" if out is None else Path(out)
     write_whole(path, render(report).encode())
     return path

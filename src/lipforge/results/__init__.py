@@ -18,6 +18,7 @@ from lipforge.results.audit import (
     holm_objection,
 )
 from lipforge.results.certification import CertifiedImage, CertifyCost, CertifyResult, CurvePoint, curve_point
+from lipforge.results.change import Change
 from lipforge.results.demo import DemoResult, Gallery, GalleryItem
 from lipforge.results.evaluation import (
     MISCLASSIFIED,
@@ -35,7 +36,9 @@ from lipforge.results.evaluation import (
     merge_notes,
     numbered,
 )
+from lipforge.results.export import ExportResult, Parity
 from lipforge.results.improve import CandidateScore, Improvement
+from lipforge.results.reproduction import ReproducedRow, Reproduction
 from lipforge.results.search import RatioScore, SearchResult, Setting
 from lipforge.statistics import Comparison
 
@@ -49,7 +52,8 @@ OLDER = (
 RESULTS: dict[str, type[Any]] = {
     result.kind: result
     for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, DemoResult, Estimate,
-                   Gallery, Improvement, RobustResult, SearchResult, SweepResult, TransferResult)
+                   ExportResult, Gallery, Improvement, Reproduction, RobustResult, SearchResult, SweepResult,
+                   TransferResult)
 }  # fmt: skip
 
 

@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
+from lipforge.results.change import Change
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -93,3 +95,4 @@ class Analysis:
     product: ProductBound | None
     network: NetworkReport
     notes: tuple[str, ...]
+    change: Change | None = None

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lipforge.records import Share
+from lipforge.results.change import Change
 from lipforge.statistics import clopper_pearson
 from lipforge.text import duration, share_text
 
@@ -65,6 +66,7 @@ class CertifyResult:
     images: tuple[CertifiedImage, ...]
     model_digest: str = ""
     data_digest: str = ""
+    change: Change | None = None
 
     def certified(self, radius: float) -> list[bool]:
         return [image.certified(radius) for image in self.images]
@@ -96,6 +98,8 @@ class CertifyCost:
     seconds: float
     seconds_per_image: float
     probed_forwards: int
+    label: str = ""
+    change: Change | None = None
 
     def __str__(self) -> str:
         return f"{self.count} images, {self.forwards:,} forward passes, about {duration(self.seconds)}"

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lipforge.results.audit import Verdict
+from lipforge.results.change import Change
 from lipforge.statistics import Comparison
 
 
@@ -11,7 +12,7 @@ from lipforge.statistics import Comparison
 class DemoResult:
     """The summary of a demo; the rest is in the results beside it. It is `unreliable` if the evaluation of the forged
     model is. `chosen` and `reason` are those of `improve`, and `improved_*` is the audit of its choice on `judged`
-    images."""
+    images. `change` is that of the forged model."""
 
     kind: ClassVar[str] = "demo"
     model: str
@@ -36,6 +37,7 @@ class DemoResult:
     improved_verdict: Verdict = "undecided"
     improved_sentence: str = ""
     judged: int = 0
+    change: Change | None = None
 
 
 @dataclass(frozen=True)

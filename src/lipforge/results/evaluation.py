@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from lipforge.records import Share
+from lipforge.results.change import Change
 from lipforge.statistics import Method
 from lipforge.text import share_text
 from lipforge.types import Norm
@@ -22,6 +23,7 @@ UNRELIABLE: dict[str, tuple[float, float]] = {
     "probe": (POINT / 16, 0.1 / 16),  # `fast` probes one image in 16
     "zero_gradient": (POINT, 0.1),
     "masked_gradients": (POINT, 0.1),
+    "outside": (POINT, 0.1),  # points that an attack of another tool lost
 }
 """The notes that make a robust accuracy unreliable, if they are about more than these shares of all images and of the
 robust ones: a point or more may be missing, and one odd image among the robust ones is not a defence."""
@@ -142,6 +144,7 @@ class CleanResult:
     correct: int
     accuracy: Share
     interval: tuple[Share, Share]
+    change: Change | None = None
 
     def __str__(self) -> str:
         return f"{share_text(self.accuracy, self.interval, 2)}, n = {self.count}"
@@ -155,7 +158,7 @@ class RobustResult(PerOutcome):
     are shares of all `count` images, with 95 % intervals. `seconds` are summed over shards: device-seconds.
     `early_stopped` counts robust images that `fast` stopped attacking before its last round. `notes` are reasons not to
     trust the result, and it is `unreliable` if one of them may be worth a point or more: robust accuracy is then
-    probably overstated. `data_digest` identifies the images.
+    probably overstated. `data_digest` identifies the images, and `change` what lipforge had changed in the model.
     """
 
     kind: ClassVar[str] = "robust"
@@ -182,6 +185,7 @@ class RobustResult(PerOutcome):
     interval_method: Method = "clopper-pearson"
     data_digest: str = ""
     unreliable: bool = False
+    change: Change | None = None
 
     @property
     def attack_text(self) -> str:
@@ -219,6 +223,7 @@ class SweepRow(PerOutcome):
     seconds: float
     outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
+    change: Change | None = None
 
 
 @dataclass(frozen=True)
@@ -285,6 +290,8 @@ class TransferResult(PerOutcome):
     source_outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
     name: str = ""  # of this result, and of its shards, in a run directory
+    source_change: Change | None = None
+    target_change: Change | None = None
 
     def __str__(self) -> str:
         return (
@@ -318,3 +325,4 @@ class Estimate:
     devices: int
     wall_seconds: float
     assumptions: tuple[str, ...]
+    change: Change | None = None

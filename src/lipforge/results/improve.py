@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lipforge.records import Share
+from lipforge.results.change import Change
 from lipforge.results.evaluation import Note, PerOutcome
 from lipforge.statistics import Comparison
 from lipforge.types import Norm
@@ -18,7 +19,7 @@ class CandidateScore(PerOutcome):
     `cost` are forward passes per image, `preparation` the seconds that fitting its parts took. `p_value` is that of the
     robust change after Holm's correction over all candidates. `status` is "base", "attacked" or "stopped" (clearly
     worse than another candidate after `count` images). One that is `unreliable`, because its gradients look masked,
-    is not chosen. Intervals and p-values hold however often one looked.
+    is not chosen. Intervals and p-values hold however often one looked. `change` is what the parts do to the model.
     """
 
     label: str
@@ -40,6 +41,7 @@ class CandidateScore(PerOutcome):
     outcome: tuple[str, ...]
     notes: tuple[Note, ...] = ()
     unreliable: bool = False
+    change: Change | None = None
 
 
 @dataclass(frozen=True)

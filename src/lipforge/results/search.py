@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from lipforge.records import Share
+from lipforge.results.change import Change
 from lipforge.results.evaluation import Note, PerOutcome
 from lipforge.statistics import Comparison, clopper_pearson
 from lipforge.types import Norm
@@ -47,6 +48,7 @@ class RatioScore(PerOutcome):
     seconds: float = 0.0
     outcome: tuple[str, ...] = ()
     notes: tuple[Note, ...] = ()
+    change: Change | None = None
 
     @property
     def unsure(self) -> int:

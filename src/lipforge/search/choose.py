@@ -7,16 +7,16 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, Literal, get_args
 
-from torch import Tensor, nn
+from torch import nn
 
-from lipforge.attacks import Attack, Fast
-from lipforge.batching import ImageData
+from lipforge.attacks import AnyAttack, Fast
+from lipforge.batching import LabelledSource
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import attack_config, joined, prepared_once, setting_of, totals
+from lipforge.evaluation.robust import attack_config, checked_attack, joined, prepared_once, setting_of, totals
 from lipforge.forge import forged, forges, plain, set_ratio_, straight_through
 from lipforge.forge.insert import require_forges
 from lipforge.results import ROBUST, RatioScore, SearchResult, Setting
-from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, digest_of
+from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of, digest_of
 from lipforge.runs.identity import image_digests
 from lipforge.search import score as scoring
 from lipforge.search.score import label_of
@@ -35,11 +35,11 @@ Views = Callable[[Setting], Mapping[str, Classifier]]
 
 def choose_ratio(
     model: nn.Module | Views,
-    data: ImageData | tuple[Tensor, Tensor],
+    data: LabelledSource,
     *,
     threat: Threat,
     ratios: Sequence[float] = RATIOS,
-    attack: Attack | None = None,
+    attack: AnyAttack | None = None,
     metric: Metric = "union",
     groups: Sequence[str] | bool = False,
     skip_above: float | None = SKIP_ABOVE,
@@ -71,7 +71,7 @@ def choose_ratio(
     candidates = sorted({float(ratio) for ratio in ratios if ratio != 0})  # 0 is the base, which is always there
     if not candidates or not 0 < candidates[0] <= candidates[-1] <= 1:
         raise InputError(f"ratios must be numbers in (0, 1], at least one, got {list(ratios)}")
-    attack = attack or Fast()
+    attack = Fast() if attack is None else checked_attack(attack, run)
     with _opened(model, metric, groups) as (views, named):
         base = views(0.0)
         experiment = Experiment.open(data, *base.values(), run=run, shard_size=shard_size, show_progress=show_progress)
@@ -173,7 +173,8 @@ class _Search:
     def clean(self, settings: Sequence[Setting], name: str = "search-clean") -> list[RatioScore]:
         screening = self._between(settings)
         shards = self._work(name, screening, screening.clean)
-        return [scoring.clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings]
+        scores = (scoring.clean_score(setting, [shard[label_of(setting)] for shard in shards]) for setting in settings)
+        return [replace(score, change=change_of(self.candidates[score.label].classifier)) for score in scores]
 
     def robust(self, scores: Sequence[RatioScore], name: str = "search") -> list[RatioScore]:
         """The same scores, attacked, the base first; a ratio that is significantly worse is stopped."""

@@ -10,8 +10,9 @@ from lipforge.reports.sections.evaluations import accuracy, cost, waterfall
 from lipforge.reports.sections.improve import improvements
 from lipforge.reports.sections.model import layers, pictures
 from lipforge.reports.sections.overview import about, compare_runs, provenance
+from lipforge.reports.sections.reproduction import reproductions
 
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
-    verdict, accuracy, improvements, tradeoff, sweeps, waterfall, evidence, layers, certified, pictures, cost,
-    provenance,
+    verdict, reproductions, accuracy, improvements, tradeoff, sweeps, waterfall, evidence, layers, certified, pictures,
+    cost, provenance,
 )  # fmt: skip
