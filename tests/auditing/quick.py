@@ -10,7 +10,7 @@ from tests.nets import ResidualNet, images, seeded
 
 SHORT = APGD(steps=5, loss="margin")
 QUICK = Plan(non_adaptive=PGD(steps=5), adaptive=SHORT, longer=SHORT, full=PGD(steps=5), refine=3, check_images=0,
-             hard_label=None)  # fmt: skip
+             boundary=None, hard_label=None)  # fmt: skip
 """Enough for effects as large as those of the controls."""
 
 PLAN = replace(QUICK, non_adaptive=PGD(steps=3), check_images=6, check_queries=5, shard_size=5)

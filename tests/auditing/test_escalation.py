@@ -10,7 +10,7 @@ from torch import nn
 
 from lipforge.attacks import APGD, PGD
 from lipforge.auditing import Plan, audit, escalation
-from lipforge.auditing.escalation import Escalation, black_box, clear, doubts, hard_label, merged, predicted
+from lipforge.auditing.escalation import Escalation, black_box, clear, doubts, from_afar, merged, predicted
 from lipforge.auditing.pairs import pair_of
 from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, NON_ADAPTIVE, STRAIGHT, YOURS
 from lipforge.auditing.verdict import Decision, decide
@@ -188,19 +188,19 @@ def test_what_further_attacks_found_is_added_to_a_shard():
     assert (found["seconds"], found["same"]) == (3.5, False)
 
 
-def test_a_hard_label_attack_that_breaks_a_tenth_of_the_gained_images_stops_a_claim():
+def test_attacks_from_far_away_that_break_a_tenth_of_the_gained_images_stop_a_claim():
     def sides(broken, gained):
-        candidate = ["RayS"] * broken + ["robust"] * gained
+        candidate = ["RayS"] * (broken // 2) + ["boundary walk"] * (broken - broken // 2) + ["robust"] * gained
         return shard({"outcome": ["pgd"] * (broken + gained)}, side({"own gradients": 0}) | {"outcome": candidate})
 
-    assert hard_label([sides(1, 9)]).passed
-    assert hard_label([sides(3, 47)]).passed
-    failed = hard_label([sides(4, 46)])
+    assert from_afar([sides(1, 9)]).passed
+    assert from_afar([sides(3, 47)]).passed
+    failed = from_afar([sides(4, 46)])
     assert (failed.passed, failed.evidence) == (
-        False, "RayS, which sees only the predicted class, breaks 4 of 32 gained images",
+        False, "of 32 gained images 4 are broken: 2 by boundary walk and 2 by RayS",
     )  # fmt: skip
     (reason,) = doubts([sides(4, 46)], None, Decision("real", ""))["candidate"]
-    assert reason.startswith("a hard-label attack adds nothing: no")
+    assert reason.startswith("attacks that start far away add nothing: no")
 
 
 class Rounding(nn.Module):

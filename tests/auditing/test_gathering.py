@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lipforge.attacks import FGSM, RayS
+from lipforge.attacks import FGSM, Boundary, RayS
 from lipforge.auditing import audit
 from lipforge.auditing.gathering import gather
 from lipforge.batching import as_data
@@ -138,6 +138,11 @@ def test_a_gain_is_claimed_only_after_an_attack_that_sees_nothing_but_the_class(
     assert facts(audited(1250, run, hard_label=RayS(queries=60))) == facts(found)
     models, plan = (seeded(ResidualNet), seeded(ResidualNet, 1)), replace(QUICK, hard_label=RayS(queries=60))
     assert audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan).verdict == "real", "it has no form in l2"
+    plan = replace(plan, boundary=Boundary(steps=5))
+    walked = audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan)
+    assert walked.rows[-1].attack == "boundary walk"
+    assert walked.candidate_outcome.count("boundary walk") > 0
+    assert walked.verdict != "real"
 
 
 def test_a_gain_that_only_harder_attacks_bring_about_is_attacked_by_class_too(monkeypatch):
@@ -154,7 +159,7 @@ def test_a_gain_that_only_harder_attacks_bring_about_is_attacked_by_class_too(mo
         def first(self, shard, before, watch):
             return one_of_50_gained(None, shard, None)
 
-        def hard(self, shard, before, watch):
+        def before_gain(self, shard, before, watch):
             hit.append(shard)
             return before
 

@@ -11,6 +11,7 @@ from lipforge.attacks.adapters import (
 )
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, AttackWarning, Cascade, spelled
+from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts, autoattack, fast
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB

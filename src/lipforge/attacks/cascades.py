@@ -17,6 +17,7 @@ from lipforge import rng
 from lipforge.attacks import norms
 from lipforge.attacks.apgd import APGD, Schedule, TargetedAPGD, climb
 from lipforge.attacks.base import Attack, Cascade, check_least, spelled
+from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import Precision, check_precision, prepare
@@ -36,6 +37,8 @@ TARGETS = 9
 SMOOTHED = APGD(steps=20, loss="margin", eot_iter=8, noise=0.5)
 BLACK_BOX = Square(queries=1000, rescale=True)
 """What images with masked gradients get: the first gets past gradients that change from point to point."""
+WALK = Boundary(steps=10)
+"""What a sample of robust images gets: it gets past logits that say nothing at the images themselves."""
 
 
 class _Folding(Attack):
@@ -225,9 +228,10 @@ class Escalate(Attack):
 
     Masked are gradients that do not predict the model (`masked_gradients`). Where they predict too much, the image gets
     20 steps of APGD on gradients averaged over 8 noisy neighbours. A gradient that is exactly 0 somewhere, gradient
-    attacks that never lowered the margin at all, and a Square that gets lower than all of them did are suspicious too;
-    Square has `queries` queries on a random image in `every`, and on suspicious images 1,000. An image that broke only
-    on the folded copy goes through the standard cascade on the model itself.
+    attacks that never lowered the margin at all, and a probe of a random image in `every` are suspicious too: if Square
+    with `queries` queries gets lower than all of them did, or a short walk along the boundary breaks the image. Square
+    has 1,000 queries on suspicious images. An image that broke only on the folded copy goes through the standard
+    cascade on the model itself.
     """
 
     name: ClassVar[str] = "escalate"
@@ -243,10 +247,13 @@ class Escalate(Attack):
         found = masked_gradients(state)
         with state.only(self._sample(state)):
             Square(queries=self.queries, rescale=True).attack(state)
-        state.close_stage(PROBE)
-        lower = state.margin < by_gradient
+            state.close_stage(PROBE)
+            lower, broken = state.margin < by_gradient, state.broken.clone()
+            WALK.attack(state)
+        state.close_stage(spelled(WALK))
+        lower |= state.broken & ~broken
         if lower.any():
-            text = f"of the one in {self.every} that was probed got lower by a short Square than by all gradients"
+            text = f"of the one in {self.every} that was probed: a short Square or a boundary walk beat all gradients"
             state.notes.append(Note("probe", text, int(lower.sum()), len(state.x)))
         suspicious = state.zero_gradient | (by_gradient >= clean) | lower
         state.masked = found.any | suspicious

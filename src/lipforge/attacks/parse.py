@@ -8,6 +8,7 @@ from typing import Any, cast
 
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, Cascade, spelled
+from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
@@ -20,7 +21,21 @@ from lipforge.types import parse_number
 ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
     {
         kind.name: kind
-        for kind in (FGSM, PGD, CW, APGD, TargetedAPGD, FAB, Square, RayS, Restarts, Escalate, AutoAttack, Fast)
+        for kind in (
+            FGSM,
+            PGD,
+            CW,
+            APGD,
+            TargetedAPGD,
+            FAB,
+            Square,
+            RayS,
+            Boundary,
+            Restarts,
+            Escalate,
+            AutoAttack,
+            Fast,
+        )
     }
 )
 

@@ -15,7 +15,7 @@ from lipforge.attacks import APGD
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import Pair, borrow
-from lipforge.auditing.plan import AVERAGED, DISTILLED, FULL, HARD_LABEL, NON_ADAPTIVE, STRAIGHT, Plan
+from lipforge.auditing.plan import AVERAGED, BEFORE_GAIN, DISTILLED, FULL, NON_ADAPTIVE, STRAIGHT, Plan
 from lipforge.auditing.surrogates import distilled, through_rounding
 from lipforge.auditing.verdict import Decision
 from lipforge.evaluation.robust import joined
@@ -33,7 +33,7 @@ RESTS_ON: Mapping[Verdict, tuple[str, ...]] = {
 }
 """Whose robustness a verdict would be wrong about, if it were overstated; all others rest on both."""
 
-MOST_GAINED = 32  # gained images that the hard-label attack looks at
+MOST_GAINED = 32  # gained images that the attacks before a claim look at
 
 PREDICTED = 0.1  # share of its robust images on which a side's gradients may fail to predict it
 
@@ -72,7 +72,7 @@ def _gain_checks(shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any
     outcome = joined([shard["candidate"] for shard in shards], "outcome")
     left = [word not in (NON_ADAPTIVE, MISCLASSIFIED) for word in outcome]
     listed = () if measured is None else checks.masking(measured, left)
-    return (*listed, checks.transferred(left, joined(shards, "transferred")), hard_label(shards))
+    return (*listed, checks.transferred(left, joined(shards, "transferred")), from_afar(shards))
 
 
 def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None = None) -> Check:
@@ -90,14 +90,16 @@ def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None =
     return Check(name, left <= PREDICTED * robust, text)
 
 
-def hard_label(shards: Sequence[Mapping[str, Any]]) -> Check:
-    """An attack that sees only the predicted class must not break more than a tenth of the gained images it attacked:
-    no logits can mislead it."""
+def from_afar(shards: Sequence[Mapping[str, Any]]) -> Check:
+    """Attacks that start far from the image, along the boundary or by the predicted class alone, must not break more
+    than a tenth of the gained images: what logits say near the image cannot mislead them."""
     base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
-    broken = candidate.count(HARD_LABEL)
+    found = {stage: candidate.count(stage) for stage in BEFORE_GAIN}
+    broken = sum(found.values())
     attacked = min(MOST_GAINED, broken + sum(a == ROBUST != b for a, b in zip(candidate, base, strict=True)))
-    text = f"RayS, which sees only the predicted class, breaks {broken} of {attacked} gained images"
-    return Check("a hard-label attack adds nothing", broken <= max(1, PREDICTED * attacked), text)
+    by = " and ".join(f"{count} by {stage}" for stage, count in found.items())
+    text = f"of {attacked} gained images {broken} are broken: {by}"
+    return Check("attacks that start far away add nothing", broken <= max(1, PREDICTED * attacked), text)
 
 
 def black_box(shards: Sequence[Mapping[str, Any]], side: str) -> Check:
@@ -137,15 +139,15 @@ class Escalation:
         self.gained: frozenset[int] = frozenset()
         self._copies: dict[str, dict[str, Classifier]] = {}
 
-    def hard(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
-        """The shard's sides after the hard-label attack on the candidate's first gained images."""
-        assert self.plan.hard_label is not None
+    def before_gain(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
+        """The shard's sides after the attacks from far away on the candidate's first gained images."""
         started, sides = time.perf_counter(), self._sides(shard, before, watch)
         chosen = {place for place, at in enumerate(shard.ids.tolist()) if at in self.gained}
         candidate = sides["candidate"]
-        candidate.attack(HARD_LABEL, candidate.side.classifier, self.plan.hard_label, seed=self.plan.seed, only=chosen)
+        for stage, attack in self.plan.before_gain(self.threat).items():
+            candidate.attack(stage, candidate.side.classifier, attack, seed=self.plan.seed, only=chosen)
         for name, side in sides.items():
-            side.masked = dict(before[name]["masked"])  # it has no gradients that could predict anything
+            side.masked = dict(before[name]["masked"])  # these attacks ask for no gradients near the images
         return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
 
     def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:

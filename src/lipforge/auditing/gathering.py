@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipforge.auditing import checks
-from lipforge.auditing.escalation import SIDES, black_box, clear, doubts, hard_label, predicted
-from lipforge.auditing.plan import CLEAN, ESCALATION, FULL, HARD_LABEL, NON_ADAPTIVE, Plan
+from lipforge.auditing.escalation import SIDES, black_box, clear, doubts, from_afar, predicted
+from lipforge.auditing.plan import BEFORE_GAIN, CLEAN, ESCALATION, FULL, NON_ADAPTIVE, Plan
 from lipforge.auditing.verdict import Decision, among_others, decide, on_unseen
 from lipforge.evaluation.robust import joined
 from lipforge.results import MISCLASSIFIED, ROBUST, Note, merge_notes
@@ -115,7 +115,7 @@ def _checks(
     return (
         *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
         *(predicted([shard[side] for shard in shards], side) for side in SIDES),
-        *((hard_label(shards),) if HARD_LABEL in stages else ()),
+        *((from_afar(shards),) if set(BEFORE_GAIN) & set(stages) else ()),
         *(black_box(shards, side) for side in SIDES if FULL in stages),
         checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.attack_flags(flags, condemned),

@@ -1,24 +1,37 @@
 """What an audit runs, and how long."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
-from lipforge.attacks import APGD, Attack, AttackState, RayS, TargetedAPGD, autoattack, fast, margin, spelled
+from lipforge.attacks import (
+    APGD,
+    Attack,
+    AttackState,
+    Boundary,
+    RayS,
+    TargetedAPGD,
+    autoattack,
+    fast,
+    margin,
+    spelled,
+)
 from lipforge.errors import InputError
 from lipforge.results import MISCLASSIFIED, ROBUST
+from lipforge.types import Threat
 
 CLEAN, NON_ADAPTIVE, TRANSFER, REFINED = "clean", "non-adaptive", "transfer", "transfer, refined"
 YOURS, LONGER, SQUARE, EQUAL, DOUBLE = "your attack", "longer restarts", "square", "equal budget", "float64"
 OWN, TRANSFERRED = "own gradients", "transferred gradients"
 AVERAGED, STRAIGHT, DISTILLED = "averaged gradients", "straight through rounding", "distilled copy"
-FULL, HARD_LABEL = "AutoAttack", "RayS"
+FULL, BOUNDARY, HARD_LABEL = "AutoAttack", "boundary walk", "RayS"
 """The names of the stages, which are also the outcomes of the images that they break."""
 
 
-ESCALATION = (HARD_LABEL, AVERAGED, STRAIGHT, DISTILLED, FULL)
-"""The stages that run only before a gain is claimed, the first, or while gradients look masked."""
+BEFORE_GAIN = (BOUNDARY, HARD_LABEL)
+ESCALATION = (*BEFORE_GAIN, AVERAGED, STRAIGHT, DISTILLED, FULL)
+"""The stages that run only before a gain is claimed, or while gradients look masked."""
 
 
 STAGES = (NON_ADAPTIVE, TRANSFER, REFINED, YOURS, LONGER, SQUARE, EQUAL, DOUBLE, *ESCALATION)
@@ -62,17 +75,19 @@ class Plan:
 
     `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
     each on the images that are still robust; `full` on the images that decide, if gradients look masked to the last.
-    `hard_label` sees only the predicted class, and has to leave a gain that is claimed in linf; None for no such test.
-    `extra` is an attack of the user's. `refine` are steps from the adversarial images of the opposite side, `square`
-    queries, 0 for none. `margin` is the smallest difference in accuracy that matters: a verdict of no change says that
-    it is smaller. `check_images` images go through the checklist, with `check_queries` queries for Square. With
-    `stop_early` the audit ends at the first look, one after every 500 images, at which the verdict is decided.
+    A claimed gain has to survive `boundary`, which starts far from the image, and in linf `hard_label`, which sees only
+    the predicted class; None leaves one out. `extra` is an attack of the user's. `refine` are steps from the
+    adversarial images of the opposite side, `square` queries, 0 for none. `margin` is the smallest difference in
+    accuracy that matters: a verdict of no change says that it is smaller. `check_images` images go through the
+    checklist, with `check_queries` queries for Square. With `stop_early` the audit ends at the first look,
+    one after every 500 images, at which the verdict is decided.
     """
 
     non_adaptive: Attack
     adaptive: Attack
     longer: Attack
     full: Attack = field(default_factory=autoattack)
+    boundary: Attack | None = field(default_factory=lambda: Boundary(restarts=2))
     hard_label: Attack | None = field(default_factory=lambda: RayS(queries=2000))
     extra: Attack | None = None
     refine: int = 10
@@ -95,10 +110,17 @@ class Plan:
         if not 0 < self.margin < 1:
             raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
 
-    def stages(self, views: Sequence[str], *, escalated: int = 0, hard_label: bool = False) -> list[str]:
+    def before_gain(self, threat: Threat) -> dict[str, Attack]:
+        """The attacks that have to leave a gain before it is claimed, by stage."""
+        attacks = zip(BEFORE_GAIN, (self.boundary, self.hard_label if threat.norm == "linf" else None), strict=True)
+        return {stage: attack for stage, attack in attacks if attack is not None}
+
+    def stages(self, views: Sequence[str], *, escalated: int = 0, before_gain: Collection[str] = ()) -> list[str]:
         """All stages in the order in which they run; `views` are the names of the adaptive attacks, and `escalated` is
-        0, 1 for all of the escalation but AutoAttack, or 2; `hard_label` says whether that attack ran."""
-        further = {stage: escalated > (stage == FULL) for stage in ESCALATION} | {HARD_LABEL: hard_label}
+        0, 1 for all of the escalation but AutoAttack, or 2; `before_gain` are the stages of that kind that ran."""
+        further = {stage: escalated > (stage == FULL) for stage in ESCALATION} | {
+            stage: stage in before_gain for stage in BEFORE_GAIN
+        }
         asked = {YOURS: self.extra is not None, SQUARE: self.square > 0, **further}
         first, second, *others = (stage for stage in STAGES if asked.get(stage, True))
         return [first, second, *views, *others]

@@ -151,7 +151,8 @@ def _classifiers(pair: Pair) -> dict[str, Classifier]:
 def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything that determines the numbers beside the classifiers and the data."""
     attacks = {
-        name: getattr(plan, name) for name in ("non_adaptive", "adaptive", "longer", "full", "hard_label", "extra")
+        name: getattr(plan, name)
+        for name in ("non_adaptive", "adaptive", "longer", "full", "boundary", "hard_label", "extra")
     }
     attacks = {name: None if attack is None else attack_text(attack) for name, attack in attacks.items()}
     # A list: the order in which views are tried changes the numbers.
@@ -198,8 +199,8 @@ def _escalate(
     measured: Mapping[str, Any] | None,
     others: Sequence[float],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The shards after further attacks, and which there were, as `Plan.stages` takes it: a hard-label attack where a
-    gain would be claimed, then others while what would be claimed rests on a side in doubt."""
+    """The shards after further attacks, and which there were, as `Plan.stages` takes it: those before a gain where
+    one would be claimed, then others while what would be claimed rests on a side in doubt."""
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
     further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
 
@@ -217,16 +218,16 @@ def _escalate(
         after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
         return [merged(*each) for each in zip(shards, after, strict=True)]
 
-    ran: dict[str, Any] = {"escalated": 0, "hard_label": False}
+    ran: dict[str, Any] = {"escalated": 0, "before_gain": ()}
 
     def decision() -> Decision:
         return decision_of(shards, plan.stages(views, **ran), plan, others)
 
     for attack in (further.first, further.full, None):
-        if plan.hard_label and threat.norm == "linf" and not ran["hard_label"] and decision().verdict == "real":
+        if plan.before_gain(threat) and not ran["before_gain"] and decision().verdict == "real":
             further.gained = frozenset(comparisons(shards, plan.stages(views, **ran))[2].gained_images[:MOST_GAINED])
-            shards = attacked("hard-label", further.hard)
-            ran["hard_label"] = True
+            shards = attacked("before-gain", further.before_gain)
+            ran["before_gain"] = tuple(plan.before_gain(threat))
         if attack is None or not doubts(shards, measured, decision(), same=same_function(shards)):
             break
         shards = attacked(f"escalation-{ran['escalated'] + 1}", attack)
