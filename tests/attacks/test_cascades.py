@@ -145,14 +145,17 @@ def test_an_image_far_from_the_boundary_costs_what_the_page_says():
     x, y = small_images(small_net(classes=10), 40)
     result = fast(fold=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
     assert result.early_stopped.all()
-    probed = result.forwards > 300  # one in 16
-    assert 0 < probed.sum() < 10
+    probed, walked = result.forwards > 300, result.backwards > 71  # one in 16, and one in 4
+    assert 0 < probed.sum() < walked.sum() < 20
     checks = torch.where(torch.arange(40) < 32, 2, 0)  # of the model
     announced = result.forwards - checks - 75  # on the way to one far point, or to two
-    assert {12} < set(announced[~probed].tolist()) <= {12, 24}
-    assert announced[probed].max() <= 24 + 301 + (2 + 6 + 10 * 11)  # Square, and a walk of 10 steps
-    assert set(result.backwards[~probed].tolist()) == {71}
-    assert set(result.backwards[probed].tolist()) <= {71, 81}
+    walk = 2 + 6 + 5 * 11  # to a far point and back, and five steps
+    assert announced[probed].min() >= 12 + 301
+    assert announced[probed].max() <= 24 + 301 + walk
+    assert 24 < announced[walked & ~probed].max() <= 24 + walk
+    # Two more where a walk found no far point of another class.
+    assert {12} < set(announced[~walked & ~probed].tolist()) <= {12, 24, 26}
+    assert set(result.backwards.tolist()) == {71, 71 + 5}
 
 
 def test_an_image_that_is_broken_is_not_early_stopped():
@@ -164,20 +167,20 @@ def test_an_image_that_is_broken_is_not_early_stopped():
 
 
 def test_an_honest_model_is_probed_and_not_escalated():
-    result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=1))))
+    result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=1, walk=1))))
     names = [stage.attack for stage in result.stages]
-    assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=10"]
+    assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=5"]
     assert result.notes == ()
     before, walk = (sum(stage.forwards for stage in part) for part in (result.stages[:-1], result.stages[-1:]))
     assert before - 10 * (1 + 6 + 10 + 21) in range(12 * 10, 24 * 10 + 1, 12)
-    assert 10 * 8 <= walk <= 10 * (2 + 6 + 10 * 11)
-    assert set(result.backwards.tolist()) <= {5 + 2, 5 + 2 + 10}
+    assert 10 * 8 <= walk <= 10 * (2 + 6 + 5 * 11)
+    assert set(result.backwards.tolist()) <= {5 + 2, 5 + 2 + 5}
 
 
 def test_a_random_image_in_every_is_probed_the_same_in_any_batch():
     model = small_net()
     x, y = small_images(model, 40)
-    attack = Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=4)))
+    attack = Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=4, walk=100)))
     threat, ids = Threat("linf", 1e-4), torch.arange(40)
     whole = attack.run(model, x, y, threat=threat, sample_ids=ids)
     half = attack.run(model, x[20:], y[20:], threat=threat, sample_ids=ids[20:])

@@ -37,7 +37,7 @@ TARGETS = 9
 SMOOTHED = APGD(steps=20, loss="margin", eot_iter=8, noise=0.5)
 BLACK_BOX = Square(queries=1000, rescale=True)
 """What images with masked gradients get: the first gets past gradients that change from point to point."""
-WALK = Boundary(steps=10)
+WALK = Boundary(steps=5)
 """What a sample of robust images gets: it gets past logits that say nothing at the images themselves."""
 
 
@@ -228,33 +228,32 @@ class Escalate(Attack):
 
     Masked are gradients that do not predict the model (`masked_gradients`). Where they predict too much, the image gets
     20 steps of APGD on gradients averaged over 8 noisy neighbours. A gradient that is exactly 0 somewhere, gradient
-    attacks that never lowered the margin at all, and a probe of a random image in `every` are suspicious too: if Square
-    with `queries` queries gets lower than all of them did, or a short walk along the boundary breaks the image. Square
-    has 1,000 queries on suspicious images. An image that broke only on the folded copy goes through the standard
-    cascade on the model itself.
+    attacks that never lowered the margin at all, and a Square that gets lower than all of them did are suspicious too;
+    Square has `queries` queries on a random image in `every`, and on suspicious images 1,000. A random image in `walk`
+    gets a short walk along the boundary, which must not break it. An image that broke only on the folded copy goes
+    through the standard cascade on the model itself.
     """
 
     name: ClassVar[str] = "escalate"
     queries: int = 300
     every: int = 16
+    walk: int = 4
 
     def __post_init__(self) -> None:
         Square(queries=self.queries)
-        check_least(self, 1, "every")
+        check_least(self, 1, "every", "walk")
 
     def attack(self, state: AttackState) -> None:
         by_gradient, clean = state.margin.clone(), margin(state.clean_logits(), state.y)
         found = masked_gradients(state)
-        with state.only(self._sample(state)):
+        with state.only(_sample(state, self.every, stream="escalate-sample")):
             Square(queries=self.queries, rescale=True).attack(state)
-            state.close_stage(PROBE)
-            lower, broken = state.margin < by_gradient, state.broken.clone()
-            WALK.attack(state)
-        state.close_stage(spelled(WALK))
-        lower |= state.broken & ~broken
+        state.close_stage(PROBE)
+        lower = state.margin < by_gradient
         if lower.any():
-            text = f"of the one in {self.every} that was probed: a short Square or a boundary walk beat all gradients"
+            text = f"of the one in {self.every} that was probed got lower by a short Square than by all gradients"
             state.notes.append(Note("probe", text, int(lower.sum()), len(state.x)))
+        self._walk(state)
         suspicious = state.zero_gradient | (by_gradient >= clean) | lower
         state.masked = found.any | suspicious
         attack_folded_only(state, Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm)))
@@ -268,10 +267,21 @@ class Escalate(Attack):
                     attack.attack(state)
                 state.close_stage(spelled(attack))
 
-    def _sample(self, state: AttackState) -> Tensor:
-        """The positions of a random image in `every`, the same in any batch."""
-        drawn = rng.uniform(state.seed, state.ids, stream="escalate-sample", shape=(1,)).squeeze(1)
-        return (drawn < 1 / self.every).nonzero().squeeze(1)
+    def _walk(self, state: AttackState) -> None:
+        """A walk along the boundary on a sample, and a note on the images that it breaks."""
+        before = state.broken.clone()
+        with state.only(_sample(state, self.walk, stream="walk-sample")):
+            WALK.attack(state)
+        state.close_stage(spelled(WALK))
+        if broken := int((state.broken & ~before).sum()):
+            text = f"of the one in {self.walk} that was probed were broken by a boundary walk alone"
+            state.notes.append(Note("boundary", text, broken, len(state.x)))
+
+
+def _sample(state: AttackState, every: int, *, stream: str) -> Tensor:
+    """The positions of a random image in `every`, the same in any batch."""
+    drawn = rng.uniform(state.seed, state.ids, stream=stream, shape=(1,)).squeeze(1)
+    return (drawn < 1 / every).nonzero().squeeze(1)
 
 
 def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:

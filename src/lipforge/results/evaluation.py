@@ -21,6 +21,7 @@ UNRELIABLE: dict[str, tuple[float, float]] = {
     "adaptive_model": (0.0, 0.0),
     "square": (POINT, 0.0),
     "probe": (POINT / 16, 0.1 / 16),  # `fast` probes one image in 16
+    "boundary": (POINT / 4, 0.1 / 4),  # and walks along the boundary from one in 4
     "zero_gradient": (POINT, 0.1),
     "masked_gradients": (POINT, 0.1),
     "outside": (POINT, 0.1),  # points that an attack of another tool lost
