@@ -35,6 +35,7 @@ from lipforge.deployment import load_exported as load_exported
 from lipforge.errors import LipforgeError as LipforgeError
 from lipforge.evaluation import clean_accuracy as clean_accuracy
 from lipforge.evaluation import evaluate as evaluate
+from lipforge.evaluation import in_dtype as in_dtype
 from lipforge.forge import TTA as TTA
 from lipforge.forge import Forge as Forge
 from lipforge.forge import Head as Head

@@ -46,6 +46,22 @@ def test_json_is_the_result_that_the_api_gives_and_fits_the_schema(run):
     assert set(printed["outcome"]) == {"robust", "misclassified", "fgsm"}
 
 
+def test_a_model_in_16_bit_has_rows_of_its_own_in_the_same_run(run, recipe, model_file):
+    measured = ("evaluate", f"{model_file}:build", *SAMPLE, "--attack", "fgsm", "--recipe", recipe, "--run", "runs/x")
+    assert run(*measured).code == 0
+    ended = run(*measured, "--dtype", "bfloat16")
+    assert ended.code == 0, ended.err
+    assert "base bfloat16" in ended.out
+    assert "fgsm: " in ended.out  # the paired comparison
+    kept = results_of(run(*measured, "--dtype", "bfloat16", "--json").out)
+    assert [(one["label"], one["dtype"]) for one in kept] == [
+        ("base bfloat16", "bfloat16"),
+        ("forged bfloat16", "bfloat16"),
+    ]
+    assert kept[1]["change"]["label"] == "forged"
+    assert len(list(Path("runs/x/results").iterdir())) == 4
+
+
 @pytest.mark.parametrize(
     "broken",
     [

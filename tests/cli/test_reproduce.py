@@ -70,6 +70,8 @@ def test_certified_curves_have_base_and_forged_of_every_model(run, tmp_path):
         (["1a", "--row", "nothing"], "it has RST-AWP, DefEAT"),
         (["certified", "--estimate"], "--estimate is for tables"),
         (["1a", "--weights-dir", "nowhere"], "weights_dir must be a folder, got nowhere"),
+        (["certified", "--dtype", "bfloat16", "--stand-in"], "figures are measured in float32, got dtype bfloat16"),
+        (["1a", "--dtype", "int8"], "dtype must be one of float32, bfloat16, float16, got 'int8'"),
         (["1a", "--limit", "0"], "limit must be at least 1"),
         (["8", "--frequency", "often", "--stand-in"], "frequency"),
         (["8", "--frequency", "0", "--stand-in"], "frequency must lie in (0, 1], got 0"),

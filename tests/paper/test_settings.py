@@ -1,6 +1,7 @@
 import json
+import re
 from dataclasses import replace
-from importlib import resources
+from importlib import metadata, resources
 
 import pytest
 
@@ -12,6 +13,12 @@ from lipforge.records import from_builtins
 from tests.models.published import PAPER_MODELS
 
 SETTINGS = load_settings()
+
+SECTIONS = {"CIFAR-10": "8/255", "CIFAR-100": "8/255", "ImageNet": "4/255"}
+"""The linf tables of RobustBench's README, by data set."""
+
+EXTERNAL = {"Bai2024 WRN-70-16", "Bai2024 ConvNeXtV2-L + Swin-L", "CIFAR-100 Wang2023 WRN-70-16"}
+"""Where the README lists another attack than AutoAttack, a stronger one: footnotes of RobustBench's model_info."""
 
 
 def test_every_published_number_has_its_model_attack_and_table():
@@ -37,6 +44,22 @@ def test_a_base_that_differs_from_robustbench_has_a_note(model: PaperModel):
     ]
     assert printed
     assert bool(model.note) == (not all(printed)) or "there is no WRN-70-16" in model.note
+
+
+@pytest.mark.zoo
+@pytest.mark.parametrize("model", SETTINGS.models, ids=lambda model: f"{model.dataset} {model.model}")
+def test_the_figures_of_a_model_are_those_of_robustbench(model: PaperModel):
+    readme = str(metadata.metadata("robustbench").json["description"])
+    dataset = readme.split(f"\n### {model.dataset}\n")[1]
+    table = dataset.split(f"#### Linf, eps={SECTIONS[model.dataset]}")[1].split("\n#")[0]
+    name = re.escape(model.spec.rpartition("/")[2])
+    (found,) = re.findall(rf"\*\*{name}\*\*.*?(\d+\.\d+)%.*?(\d+\.\d+)%", table)
+    clean, robust = map(float, found)
+    assert clean == model.clean
+    if EXTERNAL & {model.model, f"{model.dataset} {model.model}"}:
+        assert model.autoattack - 0.5 < robust < model.autoattack
+    else:
+        assert robust == model.autoattack
 
 
 @pytest.mark.parametrize("text", [*SETTINGS.attacks.values(), *SETTINGS.stand_in.attacks.values()])

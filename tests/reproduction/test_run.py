@@ -109,6 +109,18 @@ def test_a_robust_image_stays_clean_only_if_asked_for(tmp_path):
         assert one.measured <= two.measured
 
 
+def test_a_table_in_16_bit_stands_beside_the_one_in_float32(tmp_path):
+    run, small = RunDir.open(tmp_path), source({"RST-AWP": "cifar10-vit"}, limit=2)
+    reproduce("9a", small, row="RST-AWP", run=run, show_progress=False)
+    found = reproduce("9a", replace(small, dtype="bfloat16"), row="RST-AWP", run=run, show_progress=False)
+    assert (found.dtype, found.name) == ("bfloat16", "reproduction__table-9a__RST-AWP__bfloat16")
+    assert "the models were measured in bfloat16" in found.notes
+    assert not found.missing
+    bases = [run.read_result(name) for name in run.results() if "base" in name]
+    assert sorted(base.dtype for base in bases) == ["bfloat16", "float32"]
+    assert len(list((tmp_path / "recipes").iterdir())) == 1  # calibrated once, in float32
+
+
 def test_every_frequency_of_the_weight_variant_has_its_rows():
     found = reproduce("8", source(), ratios=(2**-6,), frequencies=(0.5, 1.0), show_progress=False)
     weight = [row for row in found.rows if row.variant == "weight"]

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from lipforge.results import Estimate
 
 
+Dtype = Annotated[
+    str,
+    Option(help="What the model computes in: float32; bfloat16 or float16, as on a device it is deployed to."),
+]
+
+
 @options.command(data="cifar10:test")
 def evaluate(
     models: options.ModelOptions,
@@ -40,6 +46,7 @@ def evaluate(
     save_images: Annotated[
         bool, Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
     ] = False,
+    dtype: Dtype = "float32",
     interval: Annotated[str, Option(help="clopper-pearson or wilson.")] = "clopper-pearson",
     estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
     devices: Annotated[int, Option(help="With --estimate: share the cost among this many devices.")] = 1,
@@ -72,6 +79,8 @@ def evaluate(
         raise InputError("--save-images needs --run, a directory to keep them in")
     with options.session(models, data) as (rank, images, model, _):
         views = {**recipe.views(model, view), **folded_views(model, fold or ())}
+        example = images.batch([0])[0]
+        views = {in_dtype_label(label, dtype): lf.in_dtype(one, example, dtype) for label, one in views.items()}
         pairs = [(label, one) for one in attacks for label in views]
         shared: dict[str, Any] = {"model_name": models.model, "batch_size": batch_size}
         if estimate:
@@ -83,13 +92,18 @@ def evaluate(
         shared |= {"shard_size": shard_size, "save_images": save_images, "interval": interval, **keep.settings()}
         found = [lf.evaluate(views[label], images, one, threat, label=label, **shared) for label, one in pairs]
         if rank.is_first:
-            _report(found, keep, json)
+            _report(found, in_dtype_label("base", dtype), keep, json)
     # torchrun would take the exit code for a crash, and start the evaluation again.
     if any(one.unreliable for one in found) and not by_torchrun():
         raise Exit(UNRELIABLE_EXIT)
 
 
-def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool) -> None:
+def in_dtype_label(label: str, dtype: str) -> str:
+    """The label of a model that computes in `dtype`: a run can hold it beside the one in float32."""
+    return label if dtype == "float32" else f"{label} {dtype}"
+
+
+def _report(found: "list[lf.RobustResult]", base: str, keep: options.RunOptions, json: bool) -> None:
     if printed(json, found):
         return
     first = found[0]
@@ -111,10 +125,10 @@ def _report(found: "list[lf.RobustResult]", keep: options.RunOptions, json: bool
             say(f"{one.label}, {one.attack}: robust images that were early-stopped: {one.early_stopped}")
         for text in one.notes:
             note(f"{one.label}, {one.attack}: {text}")
-    bases = {one.attack: one for one in found if one.label == "base"}
-    several = len({one.label for one in found} - {"base"}) > 1
+    bases = {one.attack: one for one in found if one.label == base}
+    several = len({one.label for one in found} - {base}) > 1
     for one in found:
-        if one.label != "base" and not one.label.startswith("straight_through") and one.attack in bases:
+        if one.label != base and not one.label.startswith("straight_through") and one.attack in bases:
             about = f"{one.attack}, {one.label}" if several else one.attack
             say(f"{about}: {lf.compare(bases[one.attack], one)}")
     say_wrote([] if keep.run is None else [Path(keep.run) / "results"])

@@ -6,6 +6,7 @@ from typer import Argument, Option
 
 import lipforge as lf
 from lipforge.cli import options
+from lipforge.cli.evaluate import Dtype
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.ranks import process_group
@@ -43,6 +44,7 @@ def reproduce(
     estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
     devices: Annotated[int, Option(help="With --estimate: share the cost among this many devices.")] = 1,
     probe: Annotated[int, Option(help="With --estimate: attack this many images.")] = 8,
+    dtype: Dtype = "float32",
     plot: Annotated[str | None, Option(help="Figures: a folder for plots, as SVG and PNG.")] = None,
     batch_size: options.BatchSize = 100,
     device: options.Device = "auto",
@@ -77,7 +79,7 @@ def reproduce(
     if is_figure and estimate:
         raise InputError("--estimate is for tables; `lipforge certify --estimate` says what certified curves cost")
     chosen = options.pick_device(device)
-    source = Source(weights_dir, imagenet, root, limit, calibrate, stand_in, chosen)
+    source = Source(weights_dir, imagenet, root, limit, calibrate, stand_in, chosen, dtype)
     with process_group(chosen) as rank:
         if estimate:
             if rank.is_first:

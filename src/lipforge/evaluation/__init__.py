@@ -1,5 +1,6 @@
 """How often a classifier is right, clean and under attack, with how sure that is; it cannot tell base from forged."""
 
+from lipforge.evaluation.dtypes import in_dtype
 from lipforge.evaluation.estimates import PROBE, estimate
 from lipforge.evaluation.robust import BATCH_SIZE, clean_accuracy, evaluate, task_name
 from lipforge.evaluation.sweeps import sweep, sweep_name

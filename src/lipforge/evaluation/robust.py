@@ -16,6 +16,7 @@ from lipforge.attacks.folding import CHECKED
 from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageSource, LabelledSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError
+from lipforge.evaluation.dtypes import dtype_of
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
@@ -99,6 +100,7 @@ def evaluate(
         interval_method=interval,
         data_digest=experiment.data_digest,
         change=change_of(classifier),
+        dtype=dtype_of(classifier),
     )
     return experiment.finish(name, result)
 

@@ -1,7 +1,8 @@
 """What each table and figure of the paper was measured on (settings.json): models, data, attacks and image counts.
 
-Accuracies are in percent. Those of a model are RobustBench's own (`model_info` of its repository) at its `eps`; `note`
-says where the paper's base differs. What the paper leaves open has the choices of docs/reproducing.md.
+Accuracies are in percent. Those of a model are RobustBench's own at its `eps`: the tables in the README of robustbench
+1.1.1, or where these list an attack stronger than AutoAttack, `autoattack_acc` of its model_info. `note` says where the
+paper's base differs. What the paper leaves open has the choices of docs/reproducing.md.
 """
 
 import json

@@ -43,6 +43,8 @@ def reproduce_figure(
     figure = source.settings.figures.get(name)
     if figure is None:
         raise InputError(f"name must be a figure ({', '.join(source.settings.figures)}), got {name!r}")
+    if source.dtype != "float32":
+        raise InputError(f"figures are measured in float32, got dtype {source.dtype}; tables take it")
     models = matching(figure.models, row, what=f"figure {name}")
     found: list[Any] = []
     notes = [STAND_IN] if source.stand_in else [f"printed: {figure.printed}"] if figure.printed else []

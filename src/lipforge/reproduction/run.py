@@ -10,7 +10,7 @@ from functools import partial
 from torch import nn
 
 from lipforge.errors import DataError, InputError, MissingExtraError, WeightsError
-from lipforge.evaluation import BATCH_SIZE, PROBE, clean_accuracy, estimate, evaluate, score_saved
+from lipforge.evaluation import BATCH_SIZE, PROBE, clean_accuracy, estimate, evaluate, in_dtype, score_saved
 from lipforge.forge import plain
 from lipforge.paper import PaperModel, Published, load_paper
 from lipforge.paper.settings import PaperTable
@@ -73,6 +73,8 @@ def reproduce(
         source.settings.model(*name): cells(published, source.settings, ratios, frequencies)
         for name, published in by_model(chosen).items()
     }
+    in_16_bit = "" if source.dtype == "float32" else source.dtype
+    notes += [f"the models were measured in {in_16_bit}"] if in_16_bit else []
     notes += _calibration_note(source, groups.values())
     notes += [f"{paper.dataset} {paper.model}: {paper.note}" for paper in groups if paper.note and not source.stand_in]
     with kept_in(run) as kept:
@@ -88,9 +90,9 @@ def reproduce(
             found += _measure(bench, load(paper), groups[paper], clean)
     place = {published: at for at, published in enumerate(chosen)}
     rows = tuple(row for _, row in sorted(found, key=lambda pair: place[pair[0]]))
-    kind = ("" if row == "*" else slug(row), "left-clean" if left_clean else "")
+    kind = ("" if row == "*" else slug(row), "left-clean" if left_clean else "", in_16_bit)
     called = "__".join(filter(None, ("reproduction", f"table-{table}", *kind)))
-    result = Reproduction(table, about.title, source.stand_in, seed, rows, tuple(notes), called)
+    result = Reproduction(table, about.title, source.stand_in, seed, rows, tuple(notes), called, source.dtype)
     if run is not None and is_first():
         run.write_result(called, result)
     return result
@@ -121,7 +123,7 @@ def estimate_table(
         paper, label = source.settings.model(*name), " ".join(name)
         try:
             data = source.test(paper.dataset, about.count)
-            model = source.model(paper)
+            model = in_dtype(source.model(paper), data.batch([0])[0], source.dtype)
         except MISSING as error:
             lacking.append(f"{label}: {error}")
             continue
@@ -165,7 +167,7 @@ class Bench:
 
     def transferred(self, subject: Subject, view: nn.Module, eps: str) -> CleanResult:
         base = Setting(0.0)
-        crafted = self.attacked(subject, base, plain(subject.model), AUTOATTACK, eps)
+        crafted = self.attacked(subject, base, subject.judged(plain(subject.model)), AUTOATTACK, eps)
         return score_saved(
             view,
             subject.test,

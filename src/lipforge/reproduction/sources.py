@@ -9,6 +9,7 @@ from torch import nn
 from lipforge.attacks import Attack, parse_attack
 from lipforge.data import DataSet, FolderOptions, load_data, take
 from lipforge.errors import DataError, InputError, WeightsError
+from lipforge.evaluation.dtypes import check_dtype
 from lipforge.models import load_model
 from lipforge.paper import PaperModel, Settings, load_settings
 from lipforge.paper.settings import PaperData, SmoothingSettings
@@ -18,8 +19,8 @@ from lipforge.paper.settings import PaperData, SmoothingSettings
 class Source:
     """What the user has: checkpoints in `weights_dir`, ImageNet's train/ and val/ in `imagenet`, published data files
     in `root`, a `device`. `limit` keeps the first test images only, and `calibrate` takes the place of the paper's
-    number of calibration images. `stand_in` takes bundled models and a few images instead of all that. `settings` say
-    what the paper measured on what."""
+    number of calibration images. `stand_in` takes bundled models and a few images instead of all that. The models of
+    tables are judged in `dtype`, and calibrated in float32. `settings` say what the paper measured on what."""
 
     weights_dir: str | None = None
     imagenet: str | None = None
@@ -28,9 +29,11 @@ class Source:
     calibrate: int | None = None
     stand_in: bool = False
     device: torch.device | None = None
+    dtype: str = "float32"
     settings: Settings = field(default_factory=load_settings, repr=False)
 
     def __post_init__(self) -> None:
+        check_dtype(self.dtype)
         for name, value in (("limit", self.limit), ("calibrate", self.calibrate)):
             if value is not None and value < 1:
                 raise InputError(f"{name} must be at least 1, got {value}")

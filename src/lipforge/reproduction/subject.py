@@ -12,7 +12,7 @@ from lipforge.batching import ImageData
 from lipforge.data import DataSet, take, view
 from lipforge.data.subsets import own_share
 from lipforge.errors import DataError, ModelError, RunError
-from lipforge.evaluation import clean_accuracy
+from lipforge.evaluation import clean_accuracy, in_dtype
 from lipforge.forge import (
     Recipe,
     ZeroCounts,
@@ -74,13 +74,17 @@ class Subject:
         return f"{self.paper.model} (stand-in)" if self.source.stand_in else self.paper.model
 
     def label(self, setting: Setting) -> str:
-        return f"{self.name} {setting}"
+        dtype = "" if self.source.dtype == "float32" else f" {self.source.dtype}"
+        return f"{self.name} {setting}{dtype}"
+
+    def judged(self, view: nn.Module) -> nn.Module:
+        """The view as it is measured: in the source's dtype."""
+        return in_dtype(view, self.test.batch([0])[0], self.source.dtype)
 
     def check_base(self, *, force: bool) -> CleanResult:
         """The base's clean accuracy; an error if it can be neither RobustBench's figure nor one of the paper's."""
-        found = clean_accuracy(
-            plain(self.model), self.test, label=f"{self.name}, clean", show_progress=self.show_progress
-        )
+        base = self.judged(plain(self.model))
+        found = clean_accuracy(base, self.test, label=f"{self.name}, clean", show_progress=self.show_progress)
         known = [self.paper.clean, *published_clean(self.paper)]
         interval = clopper_pearson(found.correct, found.count, SURE)
         if force or self.source.stand_in or any(is_inside(figure / 100, interval) for figure in known):
@@ -117,18 +121,19 @@ class Subject:
     def seen_as(self, setting: Setting) -> Iterator[tuple[nn.Module, str]]:
         """The classifier of a setting, and what to say of it; with "+ Weight" only inside the block."""
         if setting.ratio == 0:
-            yield plain(self.model), ""
+            yield self.judged(plain(self.model)), ""
             return
         remove_(self.model)
         self.recipes[self._size(setting)].apply_(self.model)
         set_ratio_(self.model, setting.ratio)
         if setting.frequency is None:
-            yield forged(self.model), ""
+            yield self.judged(forged(self.model)), ""
             return
         fold = fold_(self.model, self._zeros(setting), frequency=setting.frequency)
         try:
             columns = sum(map(len, fold.columns.values()))
-            yield plain(self.model), f"{columns} weight columns zeroed at frequency {setting.frequency:g}"
+            note = f"{columns} weight columns zeroed at frequency {setting.frequency:g}"
+            yield self.judged(plain(self.model)), note
         finally:
             fold.undo_(self.model)
 

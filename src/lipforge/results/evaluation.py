@@ -160,6 +160,7 @@ class RobustResult(PerOutcome):
     `early_stopped` counts robust images that `fast` stopped attacking before its last round. `notes` are reasons not to
     trust the result, and it is `unreliable` if one of them may be worth a point or more: robust accuracy is then
     probably overstated. `data_digest` identifies the images, and `change` what lipforge had changed in the model.
+    `dtype` is that of the model's weights, "" where it is not known.
     """
 
     kind: ClassVar[str] = "robust"
@@ -187,6 +188,7 @@ class RobustResult(PerOutcome):
     data_digest: str = ""
     unreliable: bool = False
     change: Change | None = None
+    dtype: str = ""
 
     @property
     def attack_text(self) -> str:

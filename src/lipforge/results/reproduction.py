@@ -70,7 +70,7 @@ def is_inside(published: float, interval: tuple[float, float]) -> bool:
 @dataclass(frozen=True)
 class Reproduction:
     """A table of the paper, measured again. With `stand_in` small models and a few images took the place of the
-    paper's, and the numbers mean nothing."""
+    paper's, and the numbers mean nothing. `dtype` is what the models computed in."""
 
     kind: ClassVar[str] = "reproduction"
     table: str
@@ -80,6 +80,7 @@ class Reproduction:
     rows: tuple[ReproducedRow, ...]
     notes: tuple[str, ...] = ()
     name: str = ""  # of this result in a run directory
+    dtype: str = "float32"
 
     @property
     def outside(self) -> tuple[ReproducedRow, ...]:
