@@ -66,6 +66,7 @@ from lipforge.forge import set_ratio_ as set_ratio_
 from lipforge.forge import set_tta_ as set_tta_
 from lipforge.forge import smooth_backward as smooth_backward
 from lipforge.forge import straight_through as straight_through
+from lipforge.forge import with_fold as with_fold
 from lipforge.improvement import ImproveResult as ImproveResult
 from lipforge.improvement import improve as improve
 from lipforge.models import list_models as list_models

@@ -4,15 +4,19 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from lipforge.attacks import PGD
 from lipforge.auditing import checks
-from lipforge.auditing.pairs import pair_of
+from lipforge.auditing.pairs import changed_pair, pair_of
 from lipforge.auditing.plan import Plan
 from lipforge.errors import InputError, ModelError
+from lipforge.forge import count_zeros, fold_
 from lipforge.results import CertifyResult, CurvePoint, Note
 from lipforge.runs import Shard
 from lipforge.types import Threat
+from tests.auditing.quick import small
+from tests.nets import images
 
 YES, NO = True, False
 
@@ -48,16 +52,25 @@ def test_transfer_may_break_half_a_percent_alone():
     assert "the base's alone break 3" in failed.evidence
 
 
+FOLDED = {"base": 10, "weight": 10, "candidate": 11, "count": 20, "columns": 3, "frequency": 0.8, "images": 500,
+          "data": "d:train"}  # fmt: skip
+
+
 @pytest.mark.parametrize(("weight", "passed"), [(9, False), (10, True), (12, True)])
 def test_the_weight_variant_must_be_no_worse_than_the_base(weight, passed):
-    measured = {"weight": weight, "columns": 3, "base_pgd": 10, "candidate_pgd": 11}
-    assert checks.weight_variant(measured, 20).passed is passed
+    check = checks.weight_variant({**FOLDED, "weight": weight})
+    assert check.passed is passed
+    assert (
+        "3 columns zeroed, of inputs that are zero at least 80 % of the time on 500 images of d:train" in check.evidence
+    )
+    assert f"base 10, weight {weight}, forged 11 of 20" in check.evidence
 
 
-def test_without_zeroed_columns_the_weight_variant_says_nothing():
-    measured = {"weight": 10, "columns": 0, "base_pgd": 10, "candidate_pgd": 11}
-    assert checks.weight_variant(measured, 20).passed is None
-    assert checks.weight_variant({**measured, "weight": None}, 20).passed is None
+def test_without_zeroed_columns_or_a_fold_the_weight_variant_says_nothing_but_how_to_get_it():
+    none_zeroed, no_fold = checks.weight_variant({**FOLDED, "columns": 0}), checks.weight_variant(None)
+    assert (none_zeroed.passed, no_fold.passed) == (None, None)
+    assert "fold at a lower frequency" in none_zeroed.evidence
+    assert "`lipforge fold` on calibration images, then --fold" in no_fold.evidence
 
 
 def test_cw_must_leave_no_more_than_transfer():
@@ -146,6 +159,13 @@ def line(x):
     return torch.stack([level, -level], dim=1)
 
 
+class AlwaysOne(nn.Module):
+    """Says that every image is of class 1."""
+
+    def forward(self, x):
+        return torch.eye(10)[torch.ones(len(x), dtype=torch.int64)] + 0 * x.sum()
+
+
 def flat(x):
     """The same decisions with a gradient of 0."""
     return line(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
@@ -188,8 +208,15 @@ def test_unknown_labels_and_nan_are_errors_in_the_checklist_too(classifier, labe
         checks.measure(pair_of(line, classifier), shard, threat=Threat("linf", 0.1), plan=PLAN)
 
 
-def test_two_classifiers_that_are_not_one_forged_model_have_no_weight_variant():
-    assert measured(line, Threat("linf", 0.1))["weight"] is None
+def test_the_weight_variant_is_measured_beside_base_and_candidate():
+    model, (x, y) = small()  # every label is 0, and both sides are robust
+    fold = fold_(model, count_zeros(model, images(32)), frequency=0.5)
+    fold.undo_(model)
+    shard, pair = Shard(x[:3], y[:3], torch.arange(3)), changed_pair(model)
+    found = checks.measure_fold(pair, AlwaysOne().eval(), fold, shard, threat=Threat("linf", "2/255"), plan=PLAN)
+    assert (found["base"], found["weight"], found["candidate"]) == (3, 0, 3)
+    assert found["columns"] == sum(map(len, fold.columns.values())) > 0
+    assert (found["frequency"], found["images"], found["count"]) == (0.5, 32, 3)
 
 
 @pytest.mark.parametrize(

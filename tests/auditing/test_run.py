@@ -12,7 +12,7 @@ from lipforge.auditing import audit, audit_plan
 from lipforge.certification import certify
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError, RunError, SiteError
-from lipforge.forge import forge_, forged, plain, set_ratio_
+from lipforge.forge import count_zeros, fold_, forge_, forged, load_fold, plain, set_ratio_
 from lipforge.models import load_model
 from lipforge.runs import RunDir
 from lipforge.types import Threat
@@ -151,6 +151,42 @@ def test_the_text_begins_with_the_sentence_and_holds_rows_and_checks(report):
     assert lines[0] == report.sentence
     assert all(any(line.startswith(row.attack) for line in lines) for row in report.rows)
     assert all(any(check.name in line for line in lines) for check in report.checks)
+
+
+def weight_check(report):
+    (check,) = [check for check in report.checks if "Weight" in check.name]
+    return check
+
+
+def test_zeros_are_never_counted_on_the_audited_images(report, tmp_path, monkeypatch):
+    """A fold can come later: the run goes on with it, and what was measured without it is kept."""
+    model, data = small()
+    counts = count_zeros(model, images(32))
+    fold = fold_(model, counts, frequency=0.5)
+    fold.undo_(model)
+    fold.save(tmp_path / "fold.safetensors")
+    monkeypatch.setattr("lipforge.forge.fold.ZeroCounts", None)  # whoever counts now fails
+    assert weight_check(report).passed is None
+    run = RunDir.open(tmp_path / "run")
+    without = audit(model, data, THREAT, plan=PLAN, run=run)
+    monkeypatch.undo()
+    shards = run.shards()
+    found = audit(model, data, THREAT, plan=PLAN, run=run, fold=load_fold(tmp_path / "fold.safetensors"))
+    assert weight_check(without).passed is None
+    assert weight_check(found).passed is not None
+    assert "at least 50 % of the time on 32 images" in weight_check(found).evidence
+    assert run.shards() == shards + 1
+
+
+def test_a_fold_of_another_ratio_or_pair_is_refused_before_any_attack():
+    model, data = small()
+    fold = fold_(model, count_zeros(model, images(32)), frequency=0.5)
+    fold.undo_(model)
+    with pytest.raises(InputError, match=r"fold is for audit\(model, data, threat\)"):
+        audit(plain(model), forged(model), data, THREAT, fold=fold)  # type: ignore[call-overload]  # on purpose
+    set_ratio_(model, 2**-4)
+    with pytest.raises(InputError, match="the fold was counted at another ratio or with another recipe"):
+        audit(model, data, THREAT, plan=PLAN, fold=fold)
 
 
 def test_a_run_that_is_resumed_gives_the_same_report_and_keeps_its_shards(report, tmp_path):

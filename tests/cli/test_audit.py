@@ -90,6 +90,8 @@ def test_two_models_are_audited_as_a_pair(run, spec):
         (["SPEC"], "one of the two"),
         (["SPEC", "SPEC", "--recipe", "r.json"], "one of the two"),
         (["SPEC", "SPEC", "--ratio", "2^-7"], "--ratio changes the ratio of a --recipe"),
+        (["SPEC", "SPEC", "--fold", "f.safetensors"], "--fold is about a model with --recipe; a CANDIDATE has none"),
+        (["SPEC", "--recipe", "r.json", "--fold", "f.safetensors"], "no file f.safetensors"),
         (["SPEC", "--recipe", "r.json", "--candidate-weights", "w.pt"], "--candidate-weights needs a CANDIDATE"),
         (["SPEC", "--table", "paper"], "takes no MODEL"),
         (["SPEC", "SPEC", "--version", "slow"], "version must be one of fast, standard"),

@@ -20,6 +20,13 @@ def test_several_frequencies_come_from_one_count(run, recipe, tmp_path):
     assert fold.counts.images_seen == 8
 
 
+def test_a_count_on_test_images_gets_a_note(run, recipe):
+    count = ("fold", "cifar10-resnet", "--recipe", recipe, "--limit", 2)
+    assert "cifar10-sample:test/first 2 are test images" in run(*count, "--data", "cifar10-sample:test").err
+    assert "are test images" in run(*count, "--data", "cifar10-sample").err
+    assert "test images" not in run(*count, "--data", "cifar10-sample:train").err
+
+
 def test_the_folded_model_is_measured_beside_the_base(run, recipe):
     assert run(*FOLD, "--recipe", recipe, "--frequency", "0.5", "--out", "f.safetensors").code == 0
     ended = run("evaluate", "cifar10-resnet", "--fold", "f.safetensors", *EVALUATE)
@@ -42,7 +49,7 @@ def test_a_fold_of_other_weights_is_refused(run, recipe):
     assert run(*FOLD, "--recipe", recipe, "--frequency", "0.5", "--out", "f.safetensors").code == 0
     ended = run("evaluate", "cifar10-resnet-natural", "--fold", "f.safetensors", *EVALUATE)
     assert ended.code == 2
-    assert "f.safetensors was made for other weights" in ended.err
+    assert "f.safetensors: the fold was made for other weights" in ended.err
 
 
 def test_a_frequency_that_nothing_reaches_is_said(run, recipe):

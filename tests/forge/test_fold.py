@@ -2,10 +2,12 @@ import pytest
 import torch
 from torch import nn
 
+from lipforge.data import from_arrays
 from lipforge.errors import InputError, RecipeError, SiteError
 from lipforge.forge.calibrate import forge_
-from lipforge.forge.fold import count_zeros, fold_, load_fold
+from lipforge.forge.fold import count_zeros, fold_, load_fold, with_fold
 from lipforge.forge.insert import forges, insert_, remove_
+from lipforge.forge.recipe import recipe_of
 from lipforge.forge.sites import find_sites
 from lipforge.forge.views import plain
 from tests.nets import ResidualNet, TorchAttentionNet, Transformer, images, seeded
@@ -49,6 +51,26 @@ def test_folding_zeroes_the_chosen_columns_and_nothing_else():
             chosen = [share >= 0.8 for share in counts.frequency(name)]
             expected[:, chosen] = 0
         assert torch.equal(tensor, expected)
+
+
+def test_counts_say_on_what_they_were_made():
+    model = forged_model()
+    counts = count_zeros(model, from_arrays(images(4), torch.zeros(4, dtype=torch.int64), name="mine"))
+    assert (counts.data, counts.recipe) == ("mine", recipe_of(model).digest)
+
+
+def test_a_model_with_a_fold_is_a_folded_copy_without_masks():
+    model, x = forged_model(), images(4, seed=2)
+    fold = fold_(model, count_zeros(model, images(32)), frequency=0.8)
+    expected = plain(model)(x)
+    fold.undo_(model)
+    before = state(model)
+    assert torch.equal(with_fold(model, fold)(x), expected)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    with torch.no_grad():
+        model.get_submodule(next(iter(fold.columns))).weight.mul_(2)
+    with pytest.raises(RecipeError, match="the fold was made for other weights"):
+        with_fold(model, fold)
 
 
 def test_folding_equals_zeroing_the_inputs():

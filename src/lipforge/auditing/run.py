@@ -33,6 +33,7 @@ from lipforge.auditing.verdict import BLOCK, Decision
 from lipforge.batching import ImageData, LabelledSource, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import first_images, prepared_once, setting_of
+from lipforge.forge import Fold, with_fold
 from lipforge.ranks import from_first, is_first
 from lipforge.results import CertifyResult, Improvement, SearchResult
 from lipforge.results.audit import AuditReport, Check
@@ -52,12 +53,18 @@ class Options(TypedDict, total=False):
     show_progress: bool | None
 
 
+class ModelOptions(Options, total=False):
+    fold: Fold | None
+
+
 class PairOptions(Options, total=False):
     surrogates: Mapping[str, Classifier] | None
 
 
 @overload
-def audit(model: nn.Module, data: LabelledSource, threat: Threat, /, **options: Unpack[Options]) -> AuditReport: ...
+def audit(
+    model: nn.Module, data: LabelledSource, threat: Threat, /, **options: Unpack[ModelOptions]
+) -> AuditReport: ...
 @overload
 def audit(
     base: Classifier, candidate: Classifier, data: LabelledSource, threat: Threat, /, **options: Unpack[PairOptions]
@@ -67,6 +74,7 @@ def audit(
 def audit(
     *subject: Any,
     surrogates: Mapping[str, Classifier] | None = None,
+    fold: Fold | None = None,
     attack: AnyAttack | None = None,
     plan: Plan | None = None,
     run: RunDir | None = None,
@@ -77,7 +85,8 @@ def audit(
     """Whether a candidate is harder to fool than its base: one verdict, with the attacks and checks it rests on.
 
     `audit(model, data, threat)` compares a forged model with itself without forged functions; its BPDA views come by
-    themselves. `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
+    themselves, and a `fold` of it, counted on calibration images, lets the check of the "+ Weight" variant run.
+    `audit(base, candidate, data, threat)` takes any two classifiers; `surrogates` are classifiers whose
     gradients might get past a defence of the candidate. `attack` is an attack of yours: one of lipforge, its text, or a
     function of a classifier, images and labels (and the threat) to adversarial images; what lies outside the threat
     does not count. Both sides face the same attacks, images and random starts. With `run` every shard is kept: the same
@@ -85,6 +94,7 @@ def audit(
     classifier or surrogate that is no module needs it.
     """
     pair, data, threat = _subject(subject, surrogates)
+    weight = None if fold is None else _weight_variant(pair, fold)  # early: a fold of another model is an error
     data = as_data(data)
     base, candidate = (classes_of(side.classifier, data) for side in (pair.base, pair.candidate))
     if base != candidate:
@@ -109,6 +119,8 @@ def audit(
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
     shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan)
+    if measured is not None and fold is not None and weight is not None:
+        measured["fold"] = _measure_fold(experiment, pair, weight, fold, threat, plan)
     shards, further = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
@@ -247,6 +259,31 @@ def _measure(experiment: Experiment, pair: Pair, threat: Threat, plan: Plan) -> 
         return checks.measure(pair, shard, threat=threat, plan=plan)
 
     return experiment.work(task, measure, positions=first, title="checks")[0]
+
+
+def _weight_variant(pair: Pair, fold: Fold) -> nn.Module:
+    """The "+ Weight" model of a fold; an error unless it was counted on this forged model."""
+    change = change_of(pair.candidate.classifier)
+    if pair.model is None or change is None:
+        raise InputError("fold is for audit(model, data, threat): it has the zero counts of that forged model")
+    if fold.counts.recipe not in ("", change.recipe):
+        raise InputError("the fold was counted at another ratio or with another recipe; make one of this model")
+    return with_fold(pair.model, fold)
+
+
+def _measure_fold(
+    experiment: Experiment, pair: Pair, weight: nn.Module, fold: Fold, threat: Threat, plan: Plan
+) -> dict[str, Any]:
+    """The measurements of the "+ Weight" variant: a task of its own, so that an audit can get a fold later."""
+    first = range(min(plan.check_images, len(experiment.data)))
+    digest = digest_of({"frequency": fold.frequency, "columns": fold.columns})
+    name, config = f"audit-fold-{digest[:8]}__{threat_slug(threat)}", {**_config(pair, threat, plan), "fold": digest}
+    task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=len(first))
+
+    def measure(shard: Shard) -> dict[str, Any]:
+        return checks.measure_fold(pair, weight, fold, shard, threat=threat, plan=plan)
+
+    return experiment.work(task, measure, positions=first, title="fold")[0]
 
 
 def _results(run: RunDir | None) -> dict[str, Any]:

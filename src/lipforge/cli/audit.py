@@ -36,6 +36,9 @@ def audit(
         str | None,
         Option(help="An attack of yours, as my.py:attack: (model, images, labels, threat) to adversarial images."),
     ] = None,
+    fold: Annotated[
+        str | None, Option(help='With --recipe: a file of `lipforge fold`, for the check of the "+ Weight" variant.')
+    ] = None,
     version: Annotated[str, Option(help="fast, or standard for the budgets of AutoAttack and more.")] = "fast",
     square: Annotated[int, Option(help="Also attack with Square, with this many queries per image.")] = 0,
     margin: Annotated[float, Option(help="The smallest difference that matters, in percentage points.")] = 1.0,
@@ -74,6 +77,9 @@ def audit(
     _check(models, candidate, candidate_weights, recipe)
     if surrogate and candidate is None:
         raise InputError("--surrogate gives gradients for a CANDIDATE; a model with --recipe brings its own")
+    if fold is not None and candidate is not None:
+        raise InputError("--fold is about a model with --recipe; a CANDIDATE has none")
+    loaded = None if fold is None else lf.load_fold(fold)
     threat, craft = threats.threat, load_function(attack) if attack else None
     with options.session(models, data) as (rank, images, base, device):
         recipe.apply_(base)
@@ -92,7 +98,7 @@ def audit(
         shared: dict[str, Any] = {"attack": craft, "plan": plan, "run": keep.open(), "identity": identity}
         if candidate is None:
             name = f"{models.model} with {recipe.recipe}" + (f" at {recipe.ratio}" if recipe.ratio else "")
-            report = lf.audit(base, images, threat, name=name, **shared)
+            report = lf.audit(base, images, threat, name=name, fold=loaded, **shared)
         else:
             other = replace(models, model=candidate, weights=candidate_weights).load(device)
             sources = {one: replace(models, model=one, weights=None).load(device) for one in surrogate or ()}

@@ -1,6 +1,5 @@
 """`lipforge fold`: the paper's "+ Weight" variant, whose weight columns are zeroed in place of a mask."""
 
-import copy
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,29 +56,26 @@ def fold(
             found[path] = lf.fold_(model, counts, frequency=each)
             found[path].undo_(model)
             found[path].save(path)
+    name = images.name.partition("/")[0]
+    if name.endswith(":test") or ":" not in name:  # a set without a split is its test set
+        note(f"{images.name} are test images: a count on them has seen the images of the test")
     _report(models.model, images.name, found, json)
 
 
 def folded_views(model: "nn.Module", paths: Sequence[str]) -> "dict[str, nn.Module]":
     """The model with each fold's weight columns zeroed and without masks, in a copy of its own."""
-    import torch
-
     views: dict[str, nn.Module] = {}
     folds = [(path, lf.load_fold(path)) for path in paths]
     labels = Counter(f"folded {loaded.frequency:g}" for _, loaded in folds)
     for path, loaded in folds:
-        copied = copy.deepcopy(model)
-        made = lf.fold_(copied, loaded.counts, frequency=loaded.frequency)
-        same = made.originals.keys() == loaded.originals.keys() and all(
-            torch.equal(columns.cpu(), loaded.originals[name]) for name, columns in made.originals.items()
-        )
-        if not same:
-            raise RecipeError(f"{path} was made for other weights than these; run `lipforge fold` on this model")
         label = f"folded {loaded.frequency:g}"
         label = label if labels[label] == 1 else f"{label} {Path(path).stem}"
         if label in views:
             raise InputError(f"--fold has two files for '{label}', the second is {path}; rename one or leave it out")
-        views[label] = lf.plain(copied)
+        try:
+            views[label] = lf.with_fold(model, loaded)
+        except RecipeError as error:
+            raise RecipeError(f"{path}: {error}") from None
     return views
 
 

@@ -1,7 +1,7 @@
 """The method: masks, where they go, how their bounds are found, and how to take them out again."""
 
 from lipforge.forge.calibrate import calibrate_, forge_
-from lipforge.forge.fold import Fold, ZeroCounts, count_zeros, fold_, load_fold
+from lipforge.forge.fold import Fold, ZeroCounts, count_zeros, fold_, load_fold, with_fold
 from lipforge.forge.head import Head, head_of, set_head_
 from lipforge.forge.insert import forges, insert_, remove_, set_mode_, set_ratio_
 from lipforge.forge.layer import Forge

@@ -3,6 +3,7 @@
 Count first (`count_zeros`), then choose a frequency (`fold_`). The folded model needs no mask: take its `plain` view.
 """
 
+import copy
 import json
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from lipforge.batching import BATCH_SIZE, ImageSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError, RecipeError, SiteError
+from lipforge.forge.change import change_of
 from lipforge.forge.insert import refuse_affine, require_forges
 from lipforge.forge.layer import Forge
 from lipforge.forge.recipe import in_features
 from lipforge.forge.sites import unwrap
 from lipforge.forge.trackers import other_dims
+from lipforge.forge.views import plain
 from lipforge.progress import progress
 from lipforge.recording import eager
 from lipforge.records import write_whole
@@ -30,11 +33,14 @@ FoldableLayer = nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear
 
 @dataclass(frozen=True)
 class ZeroCounts:
-    """Per site, how often each input channel came out of the forged function as 0, and out of how many."""
+    """Per site, how often each input channel came out of the forged function as 0, and out of how many; on which
+    `data`, and for which change of the model (`Recipe.digest`), each "" where it is not known."""
 
     zeros: dict[str, list[int]]
     elements: dict[str, int]
     images_seen: int
+    data: str = ""
+    recipe: str = ""
 
     def frequency(self, site: str) -> list[float]:
         """The share of zeros of each input channel of a site, in [0, 1]."""
@@ -92,7 +98,9 @@ def count_zeros(
             inner(batch.images.to(device))
             seen += len(batch.images)
             step(len(batch.images))
-    return ZeroCounts({name: count.tolist() for name, count in zeros.items()}, elements, seen)
+    counted, change = {name: count.tolist() for name, count in zeros.items()}, change_of(model)
+    recipe = change.recipe if change is not None else None
+    return ZeroCounts(counted, elements, seen, getattr(images, "name", ""), recipe or "")
 
 
 @torch.no_grad()
@@ -120,6 +128,19 @@ def fold_(model: nn.Module, counts: ZeroCounts, *, frequency: float) -> Fold:
             for column in found:
                 column.zero_()
     return Fold(frequency, columns, counts, originals)
+
+
+def with_fold(model: nn.Module, fold: Fold) -> nn.Module:
+    """The "+ Weight" model: a copy without masks in which the columns of `fold` are zero; an error if the fold was made
+    for other weights."""
+    copied = copy.deepcopy(unwrap(model))
+    made = fold_(copied, fold.counts, frequency=fold.frequency)
+    same = made.originals.keys() == fold.originals.keys() and all(
+        torch.equal(columns.cpu(), fold.originals[name].cpu()) for name, columns in made.originals.items()
+    )
+    if not same:
+        raise RecipeError("the fold was made for other weights than these; run `lipforge fold` on this model")
+    return plain(copied)
 
 
 def load_fold(path: str | Path) -> Fold:
