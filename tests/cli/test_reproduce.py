@@ -33,7 +33,7 @@ def test_missing_checkpoints_are_named_with_where_they_go(run, tmp_path):
     ended = run("reproduce", "2c", "--row", "Liu2023 Swin-L")
     assert ended.code == 0
     assert "missing: ImageNet Liu2023 Swin-L: ImageNet is read from your own folder" in ended.err
-    assert "0 of 0 measured, 8 in all" in ended.out
+    assert "nothing was measured" in ended.out
 
 
 def test_an_estimate_attacks_a_probe_only(run):
@@ -68,6 +68,13 @@ def test_certified_curves_have_base_and_forged_of_every_model(run, tmp_path):
     [
         (["12"], "no table or figure '12'"),
         (["1a", "--row", "nothing"], "it has RST-AWP, DefEAT"),
+        (["1A"], "did you mean '1a'?"),
+        (
+            ["certified", "--ratio", "2^-6", "--stand-in"],
+            "--ratio, --frequency and --leave-robust-clean are for tables",
+        ),
+        (["1a", "--plot", "plots", "--stand-in"], "--plot draws figures"),
+        (["1a", "--estimate", "--limit", "1", "--stand-in"], "an estimate needs at least 2 test images, got 1"),
         (["certified", "--estimate"], "--estimate is for tables"),
         (["1a", "--weights-dir", "nowhere"], "weights_dir must be a folder, got nowhere"),
         (["certified", "--dtype", "bfloat16", "--stand-in"], "figures are measured in float32, got dtype bfloat16"),

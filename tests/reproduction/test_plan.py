@@ -2,7 +2,7 @@ import pytest
 
 from lipforge.errors import InputError
 from lipforge.paper import load_settings
-from lipforge.reproduction.plan import Setting, by_model, cells, check_choices, published_rows
+from lipforge.reproduction.plan import Setting, by_model, cells, check_choices, idle_notes, published_rows
 
 SETTINGS = load_settings()
 
@@ -39,6 +39,13 @@ def test_frequencies_are_for_the_weight_variant_alone():
 def test_models_of_the_same_name_on_two_data_sets_are_apart():
     rows = [*published_rows("1a", "AWP"), *published_rows("1b", "AWP")]
     assert list(by_model(rows)) == [("CIFAR-10", "AWP"), ("CIFAR-100", "AWP")]
+
+
+def test_choices_without_effect_are_noted():
+    stated, open_ratio = ([cells(published_rows(table), SETTINGS, (0.5,), (0.9,))] for table in ("1a", "8"))
+    assert len(idle_notes(stated, (0.5,), (0.9,))) == 2
+    assert idle_notes(open_ratio, (0.5,), (0.9,)) == []
+    assert idle_notes(stated, (), ()) == []
 
 
 @pytest.mark.parametrize(

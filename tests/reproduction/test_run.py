@@ -119,6 +119,11 @@ def test_a_table_in_16_bit_stands_beside_the_one_in_float32(tmp_path):
     assert len(list((tmp_path / "recipes").iterdir())) == 1  # calibrated once, in float32
 
 
+def test_leaving_robust_images_clean_is_noted_where_nothing_is_transferred():
+    found = reproduce("1a", source(limit=1), row="AWP", leave_robust_clean=True, show_progress=False)
+    assert any("leave_robust_clean has no effect" in note for note in found.notes)
+
+
 def test_every_frequency_of_the_weight_variant_has_its_rows():
     found = reproduce("8", source(), ratios=(2**-6,), frequencies=(0.5, 1.0), show_progress=False)
     weight = [row for row in found.rows if row.variant == "weight"]

@@ -76,8 +76,7 @@ def reproduce(
     load_settings().check(table)
     ratios, frequencies = _numbers(ratio, "ratio"), _numbers(frequency, "frequency")
     is_figure = table in load_settings().figures
-    if is_figure and estimate:
-        raise InputError("--estimate is for tables; `lipforge certify --estimate` says what certified curves cost")
+    _check(is_figure, estimate, plot, bool(ratio or frequency or leave_robust_clean))
     chosen = options.pick_device(device)
     source = Source(weights_dir, imagenet, root, limit, calibrate, stand_in, chosen, dtype)
     with process_group(chosen) as rank:
@@ -100,6 +99,16 @@ def reproduce(
         )  # fmt: skip
     if rank.is_first:
         _show(result, keep, json)
+
+
+def _check(is_figure: bool, estimate: bool, plot: str | None, choices: bool) -> None:
+    """Raise if an option is for figures and this is a table, or the reverse."""
+    if is_figure and estimate:
+        raise InputError("--estimate is for tables; `lipforge certify --estimate` says what certified curves cost")
+    if is_figure and choices:
+        raise InputError("--ratio, --frequency and --leave-robust-clean are for tables; figures are at 2^-7")
+    if plot is not None and not is_figure:
+        raise InputError("--plot draws figures: certified, pruned and eigenvalues; `lipforge report` shows tables")
 
 
 def _numbers(text: str | None, name: str) -> list[float]:
@@ -143,6 +152,8 @@ def _show(result: "lf.Reproduction", keep: options.RunOptions, json: bool) -> No
         say(text)
     if result.stand_in:
         say(result.notes[0])
+    elif len(result.missing) == len(result.rows):
+        say("nothing was measured: the lines above say what is missing")
     else:
         measured = len(result.rows) - len(result.missing)
         say(f"published outside the interval: {len(result.outside)} of {measured} measured, {len(result.rows)} in all")

@@ -123,7 +123,7 @@ class Settings:
         """Raise unless there is a table or a figure of that name."""
         known = [*self.tables, *self.figures]
         if table not in known:
-            raise InputError(f"no table or figure {table!r}{suggest(table, known)}; there are {', '.join(known)}")
+            raise InputError(f"no table or figure {table!r}; there are {', '.join(known)}{suggest(table, known)}")
 
 
 @cache

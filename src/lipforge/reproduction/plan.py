@@ -87,6 +87,17 @@ def cells(
     return dict(sorted(found.items(), key=lambda item: item[0].ratio != 0))
 
 
+def idle_notes(group: Sequence[Group], ratios: Sequence[float], frequencies: Sequence[float]) -> list[str]:
+    """Says where ratios or frequencies were given that these settings have no use for."""
+    forged = [cell for one in group for some in one.values() for cell in some if cell.setting.ratio != 0]
+    notes = []
+    if ratios and all(cell.published.share is not None for cell in forged):
+        notes.append("the ratios that were given have no effect: the paper states those of this table")
+    if frequencies and all(cell.setting.frequency is None for cell in forged):
+        notes.append('the frequencies that were given have no effect: this table has no "+ Weight" rows')
+    return notes
+
+
 def published_clean(paper: PaperModel) -> list[float]:
     """The clean accuracies that the paper prints for the base of a model, in percent."""
     name = paper.dataset, paper.model

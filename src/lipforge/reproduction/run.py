@@ -2,7 +2,7 @@
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,6 +25,7 @@ from lipforge.reproduction.plan import (
     by_model,
     cells,
     check_choices,
+    idle_notes,
     published_rows,
 )
 from lipforge.reproduction.sources import Source
@@ -66,17 +67,13 @@ def reproduce(
     about, chosen = _table(table, source), published_rows(table, row)
     check_choices(ratios, frequencies)
     found: list[tuple[Published, ReproducedRow]] = []
-    notes = [STAND_IN] if source.stand_in else []
     left_clean = leave_robust_clean and any(one.attack == TRANSFER for one in chosen)
-    notes += ["images that are robust on the base were left clean"] if left_clean else []
     groups = {
         source.settings.model(*name): cells(published, source.settings, ratios, frequencies)
         for name, published in by_model(chosen).items()
     }
-    in_16_bit = "" if source.dtype == "float32" else source.dtype
-    notes += [f"the models were measured in {in_16_bit}"] if in_16_bit else []
-    notes += _calibration_note(source, groups.values())
-    notes += [f"{paper.dataset} {paper.model}: {paper.note}" for paper in groups if paper.note and not source.stand_in]
+    notes = _notes(source, groups, leave_robust_clean, left_clean)
+    notes += idle_notes(list(groups.values()), ratios, frequencies)
     with kept_in(run) as kept:
         bench = Bench(kept, seed, batch_size, leave_robust_clean, show_progress)
         load = partial(Subject.load, source=source, run=kept, count=about.count, show_progress=show_progress)
@@ -90,7 +87,7 @@ def reproduce(
             found += _measure(bench, load(paper), groups[paper], clean)
     place = {published: at for at, published in enumerate(chosen)}
     rows = tuple(row for _, row in sorted(found, key=lambda pair: place[pair[0]]))
-    kind = ("" if row == "*" else slug(row), "left-clean" if left_clean else "", in_16_bit)
+    kind = ("" if row == "*" else slug(row), "left-clean" if left_clean else "", _in_16_bit(source))
     called = "__".join(filter(None, ("reproduction", f"table-{table}", *kind)))
     result = Reproduction(table, about.title, source.stand_in, seed, rows, tuple(notes), called, source.dtype)
     if run is not None and is_first():
@@ -127,6 +124,8 @@ def estimate_table(
         except MISSING as error:
             lacking.append(f"{label}: {error}")
             continue
+        if len(data) < 2:
+            raise InputError(f"an estimate needs at least 2 test images, got {len(data)}; raise the limit (--limit)")
         group = cells(published, source.settings, ratios, frequencies)
         for (attack, eps), times in _attacks(group).items():
             one = estimate(
@@ -243,6 +242,23 @@ def _blank(cell: Cell) -> ReproducedRow:
     return ReproducedRow(
         one.dataset, one.model, one.variant, one.ratio, ratio, one.attack, one.eps, round(one.accuracy / 100, 6)
     )
+
+
+def _notes(source: Source, groups: Mapping[PaperModel, Group], asked_clean: bool, left_clean: bool) -> list[str]:
+    """What to know of all numbers of a table; that they are of stand-ins comes first."""
+    dtype = _in_16_bit(source)
+    said = {
+        STAND_IN: source.stand_in,
+        "images that are robust on the base were left clean": left_clean,
+        "leave_robust_clean has no effect: nothing is transferred in this table": asked_clean and not left_clean,
+        f"the models were measured in {dtype}": bool(dtype),
+    }
+    bases = [f"{paper.dataset} {paper.model}: {paper.note}" for paper in groups if paper.note and not source.stand_in]
+    return [*(text for text, holds in said.items() if holds), *_calibration_note(source, groups.values()), *bases]
+
+
+def _in_16_bit(source: Source) -> str:
+    return "" if source.dtype == "float32" else source.dtype
 
 
 def _calibration_note(source: Source, groups: Iterable[Group]) -> list[str]:
