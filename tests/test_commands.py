@@ -20,6 +20,7 @@ import pytest
 import torch
 from PIL import Image
 
+from lipforge.paper import load_settings
 from tests.test_docs import FENCE, ROOT
 
 PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in ("cli", "models", "reproducing"))]
@@ -283,6 +284,13 @@ def test_the_commands_of_a_page_run_as_they_are_printed(page, tmp_path):
 def test_every_command_that_is_treated_apart_is_still_printed():
     texts = {shlex.join(command.words) for page in PAGES for command in printed(page)}
     assert {*NOT_OFFLINE, *EXIT_CODES} <= texts
+
+
+def test_every_table_and_figure_of_the_paper_has_its_command():
+    words = [command.words for command in printed(ROOT / "docs" / "reproducing.md")]
+    tables = {line[2] for line in words if line[:2] == ["lipforge", "reproduce"] and len(line) > 2}
+    assert tables == {*load_settings().tables, *load_settings().figures}
+    assert {"--leave-robust-clean" in line for line in words if line[2:3] == ["9a"]} == {True, False}
 
 
 def test_commands_are_read_from_bash_blocks_with_what_they_print(tmp_path):
