@@ -1,5 +1,7 @@
 """Each warning is raised by a model that deserves it, and by no other."""
 
+import cProfile
+
 import pytest
 import torch
 from torch import nn
@@ -147,3 +149,9 @@ def test_few_classes_are_noted_with_what_changes():
     assert "1 targets instead of 9" in two.text
     assert "needs 4 classes" in two.text
     assert "needs 3 classes" in two.text
+
+
+def test_a_model_can_be_looked_at_under_a_profiler():
+    with cProfile.Profile() as profile:
+        assert _notes(small_net()) == []
+    assert any("model_notes" in str(entry.code) for entry in profile.getstats())

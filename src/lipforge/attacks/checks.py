@@ -90,7 +90,9 @@ def sums_to_one(logits: Tensor) -> bool:
 
 
 def watched_logits(state: AttackState, at: Tensor) -> tuple[Tensor, bool]:
-    """The model's outputs, and whether it calls autograd while it computes them."""
+    """The model's outputs, and whether it calls autograd while it computes them; nobody looks under a profiler."""
+    if sys.getprofile() is not None:  # cProfile's cannot be put back
+        return _again(state, at), False
     watched = {function.__code__ for function in (torch.autograd.grad, torch.autograd.backward, Tensor.backward)}
     seen = []
 
@@ -98,12 +100,11 @@ def watched_logits(state: AttackState, at: Tensor) -> tuple[Tensor, bool]:
         if event == "call" and frame.f_code in watched:
             seen.append(frame.f_code.co_name)
 
-    before = sys.getprofile()
     sys.setprofile(watch)
     try:
         logits = _again(state, at)
     finally:
-        sys.setprofile(before)
+        sys.setprofile(None)
     return logits, bool(seen)
 
 
