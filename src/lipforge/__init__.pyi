@@ -2,8 +2,10 @@
 from lipforge.analysis import analyse as analyse
 from lipforge.attacks import APGD as APGD
 from lipforge.attacks import CW as CW
+from lipforge.attacks import DDN as DDN
 from lipforge.attacks import FAB as FAB
 from lipforge.attacks import FGSM as FGSM
+from lipforge.attacks import FMN as FMN
 from lipforge.attacks import PGD as PGD
 from lipforge.attacks import Attack as Attack
 from lipforge.attacks import AttackResult as AttackResult

@@ -12,11 +12,12 @@ from lipforge.attacks.adapters import (
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, AttackWarning, Cascade, spelled
 from lipforge.attacks.boundary import Boundary
-from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts, autoattack, fast
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Restarts, autoattack, fast
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import CHECKED, Precision, prepare
 from lipforge.attacks.losses import cross_entropy, margin, margin_loss
+from lipforge.attacks.minimum import DDN, FMN
 from lipforge.attacks.parse import attack_text, parse_attack, text_form
 from lipforge.attacks.pgd import FGSM, PGD, Refine, Refined, refine
 from lipforge.attacks.queries import Prepared, check_labels, is_misclassified, logits_of

@@ -53,14 +53,16 @@ class Attack(Protocol):
         sample_ids: Tensor | None = None,
         watch: Callable[[str], None] | None = None,
         clean_logits: Tensor | None = None,
+        minimise: bool = False,
     ) -> AttackResult:
         """Images (N, C, H, W) inside the threat in the order of `x`, with what became of each and what it cost.
 
         `watch` is told the name of each attack as it begins, for whoever shows progress. `clean_logits` (N, K) are
-        those of this model on `x`, from a caller who knows them: they are then neither computed nor counted.
+        those of this model on `x`, from a caller who knows them: they are then neither computed nor counted. With
+        `minimise` a minimum-norm attack goes on after it broke an image, and looks for the nearest point that does.
         """
         ids = checked_ids(model, x, y, sample_ids)
-        state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=ids)
+        state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=ids, minimise=minimise)
         state.announce = watch or state.announce
         if len(x):
             if clean_logits is not None:
@@ -114,7 +116,7 @@ class Cascade(Attack):
     def attack(self, state: AttackState) -> None:
         state.close_stage("clean")
         for attack in self.attacks:
-            if len(state.robust()) == 0:
+            if len(state.attackable()) == 0:
                 return
             state.announce(spelled(attack))
             attack.attack(state)

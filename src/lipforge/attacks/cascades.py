@@ -1,4 +1,5 @@
-"""AutoAttack (Croce and Hein 2020), and `fast`, our own cascade, which is cheaper and never called AutoAttack.
+"""AutoAttack (Croce and Hein 2020), and our own cascades, never called AutoAttack: `fast`, which is cheaper, and
+`minimum-norm`, which looks for the nearest point that fools the model.
 
 AutoAttack has the attacks, the order and the budgets of the reference, without its wasted work. What differs, and why:
 images leave inside every attack when they are broken; clean logits are computed once; FAB stops inside eps and asks the
@@ -23,6 +24,7 @@ from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import Precision, check_precision, prepare
 from lipforge.attacks.losses import margin, targeted_margin_loss, targets_by_distance
 from lipforge.attacks.masking import masked_gradients
+from lipforge.attacks.minimum import FMN
 from lipforge.attacks.queries import Prepared
 from lipforge.attacks.square import Square
 from lipforge.attacks.state import AttackState, toward
@@ -66,14 +68,14 @@ class _Folding(Attack):
     def attack(self, state: AttackState) -> None:
         classes = state.clean_logits().shape[1]
         state.notes += model_notes(state, random_expected=self.version == "rand")
-        if self.version in ("standard", "plus") or classes < 3:
+        if self.version in ("standard", "plus") or (classes < 3 and self.version != "minimum"):
             state.notes += class_notes(classes, targets=TARGETS)
         if self._folds():
             state.fold(self.precision)
         cascade = self.cascade(classes, state.threat.norm)
         cascade.attack(state)
         attack_folded_only(state, cascade)
-        if self.version in ("standard", "plus"):  # fast has looked already
+        if self.version not in ("fast", "rand"):  # fast has looked already
             state.masked = masked_gradients(state).any
 
     def _folds(self) -> bool:
@@ -154,6 +156,26 @@ class Fast(_Folding):
 def fast(*, fold: bool = True, precision: Precision = "float32") -> Fast:
     """Our own cascade of attacks, cheaper than AutoAttack: see `Fast`."""
     return Fast(fold, precision)
+
+
+@dataclass(frozen=True)
+class MinimumNorm(_Folding):
+    """Our own cascade for curves: FMN away from the true class, then toward the nearest other class.
+
+    The second walk stays nearer than what the first one found. In a sparse norm, where each step moves few entries,
+    walks are longer. At the end it looks for masked gradients on the images that are still robust. `fold` and
+    `precision` are as in AutoAttack.
+    """
+
+    name: ClassVar[str] = "minimum-norm"
+    version: ClassVar[str] = "minimum"  # type: ignore[misc]  # no setting here
+    fold: bool = True
+    precision: Precision = "float32"
+
+    def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
+        if norms.of(norm).sparse:
+            return Cascade((FMN(steps=80, step_size=0.5), FMN(steps=60, step_size=0.5, targets=1)))
+        return Cascade((FMN(steps=40), FMN(steps=25, targets=1)))
 
 
 @dataclass(frozen=True)

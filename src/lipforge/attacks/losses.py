@@ -95,7 +95,7 @@ def targets_by_distance(state: "AttackState", count: int) -> list[Tensor]:
     """
     if state.nearest is None:
         candidates = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
-        at = state.robust()
+        at = state.attackable()
         _, found = differences(state, state.x[at], at, candidates[at])
         distance = [value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12) for value, gradient in found]
         order = torch.stack(distance, dim=1).argsort(dim=1, stable=True)

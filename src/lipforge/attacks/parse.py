@@ -9,35 +9,21 @@ from typing import Any, cast
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, Cascade, spelled
 from lipforge.attacks.boundary import Boundary
-from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, Restarts
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Restarts
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
+from lipforge.attacks.minimum import DDN, FMN
 from lipforge.attacks.pgd import FGSM, PGD
 from lipforge.attacks.rays import RayS
 from lipforge.attacks.square import Square
 from lipforge.errors import InputError
 from lipforge.types import parse_number
 
-ATTACKS: Mapping[str, type[Any]] = MappingProxyType(
-    {
-        kind.name: kind
-        for kind in (
-            FGSM,
-            PGD,
-            CW,
-            APGD,
-            TargetedAPGD,
-            FAB,
-            Square,
-            RayS,
-            Boundary,
-            Restarts,
-            Escalate,
-            AutoAttack,
-            Fast,
-        )
-    }
-)
+KINDS: tuple[type[Any], ...] = (
+    FGSM, PGD, CW, APGD, TargetedAPGD, FAB, FMN, DDN, Square, RayS, Boundary, Restarts, Escalate,
+    AutoAttack, Fast, MinimumNorm,
+)  # fmt: skip
+ATTACKS: Mapping[str, type[Any]] = MappingProxyType({kind.name: kind for kind in KINDS})
 
 RENAMED: Mapping[str, str] = MappingProxyType(
     {

@@ -31,7 +31,9 @@ class AttackResult:
     `outcome` says for each image "robust", "misclassified" (as it was given) or which attack broke it. `forwards` and
     `backwards` (N,) count the passes of the whole classifier each image went through: with TTA, all transforms are one.
     `early_stopped` (N,) are the robust images that `fast` stopped attacking before its last round. `margin` (N,) is the
-    smallest margin, z_y - max_{i != y} z_i, that any point reached. `notes` are the reasons not to trust the result.
+    smallest margin, z_y - max_{i != y} z_i, that any point reached. `distance` (N,) is how far the nearest point is
+    that fooled the model: 0 where it is misclassified as given, infinite where it is robust. `notes` are the reasons
+    not to trust the result.
     """
 
     images: Tensor
@@ -40,6 +42,7 @@ class AttackResult:
     backwards: Tensor
     early_stopped: Tensor
     margin: Tensor
+    distance: Tensor
     outcome: tuple[str, ...]
     stages: tuple[Stage, ...]
     notes: tuple[Note, ...]
@@ -59,14 +62,26 @@ class AttackState:
     Attacks address images by their positions `at` (M,) in the batch, so that broken ones can leave at any time. All
     passes through the model go through here, which is what makes the counts true. Attacks search on `folded`, which is
     the model itself unless there is a folded copy; a success counts only once the model itself, asked again, is fooled.
+    With `minimise`, attacks that look for the nearest point that fools the model go on where they have found one.
     """
 
-    def __init__(self, model: Classifier, x: Tensor, y: Tensor, *, threat: Threat, seed: int, sample_ids: Tensor):
+    def __init__(
+        self,
+        model: Classifier,
+        x: Tensor,
+        y: Tensor,
+        *,
+        threat: Threat,
+        seed: int,
+        sample_ids: Tensor,
+        minimise: bool = False,
+    ):
         self.prepared = isinstance(model, Prepared)
         self.model: Classifier = model.original if isinstance(model, Prepared) else model
         self.folded: Classifier = model.folded if isinstance(model, Prepared) else model
         self.x, self.y, self.ids = x.detach(), y.long(), sample_ids
         self.threat, self.norm, self.eps, self.seed = threat, norms.of(threat), threat.eps, seed
+        self.minimise = minimise
         self.images = x.detach().clone()
         self.forwards = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         self.backwards = torch.zeros_like(self.forwards)
@@ -78,6 +93,8 @@ class AttackState:
         self.folded_only = false.clone()
         # The smallest margin that any point inside the threat has reached.
         self.margin = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
+        # How far the nearest point is that has fooled the model itself; 0 where the image is misclassified as given.
+        self.distance = torch.full_like(self.margin, torch.inf)
         self.nearest: Tensor | None = None
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
@@ -97,6 +114,11 @@ class AttackState:
     def robust(self) -> Tensor:
         """The positions of the images that no attack has broken yet, without those that are skipped."""
         return (~(self.broken | self._skipped)).nonzero().squeeze(1)
+
+    def attackable(self) -> Tensor:
+        """The positions of the images to attack: the robust ones, and with `minimise` all that were classified
+        correctly, as a nearer point may be found for them."""
+        return (~((self.distance == 0 if self.minimise else self.broken) | self._skipped)).nonzero().squeeze(1)
 
     @contextmanager
     def only(self, at: Tensor) -> Iterator[None]:
@@ -134,6 +156,7 @@ class AttackState:
                 self.broken[at[row]] = branch.broken[row]
                 self.images[at[row]] = branch.images[row]
         self.margin.scatter_reduce_(0, at, branch.margin, "amin")
+        self.distance.scatter_reduce_(0, at, branch.distance, "amin")
 
     def edge_start(self, at: Tensor, eps: float, *, stream: str, counter: int | Tensor) -> Tensor:
         """A random point at distance eps from each image at these positions; `counter` may be one for each image."""
@@ -160,6 +183,7 @@ class AttackState:
         self.margin = torch.minimum(self.margin, margin(self._clean, self.y).to(self.margin))
         wrong = (self._clean.argmax(dim=1) != self.y) & ~self.broken
         self.broken |= wrong
+        self.distance[wrong] = 0.0
         for position in wrong.nonzero().squeeze(1).tolist():
             self.outcome[position] = MISCLASSIFIED
 
@@ -197,13 +221,22 @@ class AttackState:
             rows = (~robust).nonzero().squeeze(1)
             broken, value[rows] = self._confirm(x_adv[rows], at[rows])
             robust[rows] = ~broken
-            self.broken[at[rows]] = broken
-        stronger = (value < self.margin[at]) | ~robust
+            self.broken[at[rows]] |= broken
+        stronger = ((value < self.margin[at]) & ~self.broken[at]) | ~robust
         self.images[at[stronger]] = x_adv[stronger]
         self.margin[at] = torch.minimum(self.margin[at], value)
         if self._origin is None or all_robust:
             return robust
         return robust & ~torch.isin(self._origin[at], self._origin[self.broken])
+
+    def record_nearer(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
+        """Which points (M,) fool the folded copy; the model itself is asked about those that are nearer than any
+        before, and the nearest that fools it is kept."""
+        fooled = logits.argmax(dim=1) != self.y[at]
+        rows = ~fooled | (self.norm.distance(x_adv - self.x[at]) < self.distance[at])
+        if rows.any():
+            self.record(x_adv[rows], at[rows], logits[rows])
+        return fooled
 
     def ask_model(self) -> None:
         """Show the model itself the strongest point of every robust image, if the search was on a folded copy.
@@ -233,7 +266,7 @@ class AttackState:
         """What there is to report; what belongs to no stage yet belongs to one with the name `attack`."""
         self.close_stage(attack)
         early_stopped = self.early_stopped & ~self.broken
-        tensors = (self.images, self.broken, self.forwards, self.backwards, early_stopped, self.margin)
+        tensors = (self.images, self.broken, self.forwards, self.backwards, early_stopped, self.margin, self.distance)
         return AttackResult(*tensors, tuple(self.outcome), tuple(self.stages), tuple(self.notes))
 
     def ask(self, x_adv: Tensor, at: Tensor) -> Tensor:
@@ -262,6 +295,8 @@ class AttackState:
         again = logits.argmax(dim=1) != self.y[at]
         self.folded_only[at] |= ~again
         inside = self.norm.inside(x_adv, self.x[at], self.eps)
+        distance = torch.where(again & inside, self.norm.distance(x_adv - self.x[at]), torch.inf)
+        self.distance[at] = torch.minimum(self.distance[at], distance)
         value = margin(logits, self.y[at]).to(self.margin)
         return again & inside, torch.where(inside, value, torch.inf)  # what is outside is no point of the threat
 

@@ -34,8 +34,8 @@ class Norm:
     sparse: bool = False
     noise: Callable[..., Tensor] = rng.normal
 
-    def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
-        """`x_adv` brought into the ball around `x` and into [0, 1]."""
+    def project(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
+        """`x_adv` brought into the ball around `x` and into [0, 1]; `eps` may be one for each image, (N, 1, 1, 1)."""
         raise NotImplementedError
 
     def distance(self, change: Tensor) -> Tensor:
@@ -78,7 +78,7 @@ class Norm:
             noise = noise * (eps / self.distance(noise)[:, None, None, None].clamp_min(1e-12))
         return self.project(x + noise, x, eps)
 
-    def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float) -> Tensor:
+    def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         """`point` after a steepest step of norm `size`, projected."""
         return self.project(point + self.steepest_step(gradient, size), x, eps)
 

@@ -17,7 +17,7 @@ SPREAD = 100
 class L1(Norm):
     """sum |d_i|."""
 
-    def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
+    def project(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         """The nearest point to `x_adv` in the ball and in [0, 1].
 
         The change d has the signs of y = x_adv - x, and |d_i| = min(max(|y_i| - cut, 0), room_i) with room_i the
@@ -25,6 +25,7 @@ class L1(Norm):
         the cut.
         """
         change = (x_adv - x).flatten(1)
+        eps = eps.flatten(1) if isinstance(eps, Tensor) else eps
         size = change.abs()
         room = torch.where(change > 0, 1 - x.flatten(1), x.flatten(1))
         low = torch.zeros_like(size[:, :1])
@@ -44,7 +45,7 @@ class L1(Norm):
         count = math.ceil(math.prod(gradient.shape[1:]) / SPREAD)
         return sparse_step(gradient, size, torch.full((len(gradient),), count, device=gradient.device))
 
-    def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float) -> Tensor:
+    def step(self, point: Tensor, gradient: Tensor, size: float | Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         # Entries that the box stops are passed over, or every step would be spent on the same few.
         stopped = ((point <= 0) & (gradient < 0)) | ((point >= 1) & (gradient > 0))
         return super().step(point, gradient.masked_fill(stopped, 0.0), size, x, eps)

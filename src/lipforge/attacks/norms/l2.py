@@ -13,7 +13,7 @@ from lipforge.attacks.norms import Norm, nearest_on_hyperplane
 class L2(Norm):
     """sqrt(sum d_i^2)."""
 
-    def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
+    def project(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         change = x_adv - x
         shrink = (eps / self._length(change).clamp_min(1e-12)).clamp_max(1.0)
         return (x + change * shrink).clamp(0.0, 1.0)  # which keeps it in the ball, as `x` lies in [0, 1]

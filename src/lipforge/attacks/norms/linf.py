@@ -15,7 +15,7 @@ from lipforge.attacks.norms import Norm, nearest_on_hyperplane
 class Linf(Norm):
     """max |d_i|."""
 
-    def project(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
+    def project(self, x_adv: Tensor, x: Tensor, eps: float | Tensor) -> Tensor:
         return torch.minimum(torch.maximum(x_adv, x - eps), x + eps).clamp(0.0, 1.0)
 
     def steepest_step(self, gradient: Tensor, size: float | Tensor) -> Tensor:
