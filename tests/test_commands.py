@@ -35,7 +35,7 @@ EXIT_CODES = {
 }
 """Commands that are printed because of how they fail."""
 
-VERDICTS = {"audit": {0, 1, 3, 4}, "evaluate": {0, 4}}
+VERDICTS = {"audit": {0, 1, 3, 4}, "evaluate": {0, 4}, "curve": {0, 4}}
 """The exit codes of commands that judge, of which a few images may give any."""
 
 SIZES: dict[str, dict[str, int]] = {
@@ -44,6 +44,7 @@ SIZES: dict[str, dict[str, int]] = {
     "search": {"--limit": 3},
     "improve": {"--calibrate": 100, "--validate": 2, "--max-cost": 2},
     "evaluate": {"--limit": 2, "--probe": 2},
+    "curve": {"--limit": 3},
     "sweep": {"--limit": 3},
     "transfer": {"--limit": 3},
     "audit": {"--limit": 3},

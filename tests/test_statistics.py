@@ -32,8 +32,10 @@ from lipforge.statistics import (
     log_wealth,
     lower_bound,
     mcnemar,
+    mean_interval,
     paired,
     paired_interval,
+    simultaneous_width,
     wilson,
 )
 from lipforge.types import Threat
@@ -350,3 +352,24 @@ def test_results_on_other_images_of_the_same_name_are_not_compared():
     first, second = (evaluate(model, (taken, y), PGD(steps=1), Threat("linf", 0.01)) for taken in (x, x.flip(3)))
     with pytest.raises(InputError, match="the same data_digest"):
         compare(first, second)
+
+
+def test_the_simultaneous_band_is_never_narrower_than_what_kolmogorov_needs():
+    """Massart's bound against the exact finite-sample distribution of the largest deviation, two-sided."""
+    for count in (10, 100, 1000):
+        exact = float(stats.kstwo.ppf(0.95, count))
+        assert exact <= simultaneous_width(count) <= 1.06 * exact
+
+
+def test_the_interval_of_a_mean_is_students():
+    values = [0.1, 0.4, 0.35, 0.8]
+    expected = stats.t.interval(0.95, 3, np.mean(values), stats.sem(values))
+    assert mean_interval(values) == pytest.approx(expected)
+    assert mean_interval([0.3]) == (-math.inf, math.inf)
+
+
+def test_bands_and_means_of_nothing_are_refused():
+    with pytest.raises(InputError, match="count must be at least 1"):
+        simultaneous_width(0)
+    with pytest.raises(InputError, match="values must be at least one number"):
+        mean_interval([])

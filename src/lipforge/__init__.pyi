@@ -36,6 +36,7 @@ from lipforge.deployment import export as export
 from lipforge.deployment import load_exported as load_exported
 from lipforge.errors import LipforgeError as LipforgeError
 from lipforge.evaluation import clean_accuracy as clean_accuracy
+from lipforge.evaluation import curve as curve
 from lipforge.evaluation import evaluate as evaluate
 from lipforge.evaluation import in_dtype as in_dtype
 from lipforge.forge import TTA as TTA
@@ -81,9 +82,12 @@ from lipforge.results import Analysis as Analysis
 from lipforge.results import AuditReport as AuditReport
 from lipforge.results import CertifyResult as CertifyResult
 from lipforge.results import Comparison as Comparison
+from lipforge.results import CurveComparison as CurveComparison
+from lipforge.results import CurveResult as CurveResult
 from lipforge.results import ExportResult as ExportResult
 from lipforge.results import Reproduction as Reproduction
 from lipforge.results import RobustResult as RobustResult
+from lipforge.results import compare_curves as compare_curves
 from lipforge.runs import RunDir as RunDir
 from lipforge.search import choose_ratio as choose_ratio
 from lipforge.statistics import compare as compare

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import bdtr, betaincinv, ndtri  # not scipy.stats: it takes a second to import
+from scipy.special import bdtr, betaincinv, ndtri, stdtrit  # not scipy.stats: it takes a second to import
 
 from lipforge.errors import InputError
 from lipforge.records import Share
@@ -74,6 +74,36 @@ def interval_of(
     return (clopper_pearson if method == "clopper-pearson" else wilson)(successes, trials, confidence)
 
 
+def simultaneous_width(count: int, confidence: float = 0.95) -> float:
+    """How far a share of `count` images may be from the truth at all thresholds of one number at once.
+
+    The Dvoretzky-Kiefer-Wolfowitz inequality with Massart's constant: a true curve lies within this width of the
+    measured one everywhere, except with probability 1 - confidence.
+
+    >>> round(simultaneous_width(1000), 4)
+    0.0429
+    """
+    if count < 1 or not 0 < confidence < 1:
+        raise InputError(f"count must be at least 1 and confidence lie in (0, 1), got {count} and {confidence}")
+    return math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))
+
+
+def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
+    """Student's interval for the mean of these numbers, exact for normal ones; one number alone says nothing.
+
+    >>> low, high = mean_interval([1.0, 2.0, 3.0])
+    >>> round(low, 3), round(high, 3)
+    (-0.484, 4.484)
+    """
+    numbers = np.asarray(values, dtype=np.float64)
+    if numbers.ndim != 1 or not len(numbers):
+        raise InputError(f"values must be at least one number, got an array of shape {numbers.shape}")
+    if len(numbers) == 1:
+        return -math.inf, math.inf
+    half = float(stdtrit(len(numbers) - 1, (1 + confidence) / 2)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
+    return float(numbers.mean()) - half, float(numbers.mean()) + half
+
+
 class PerImage(Protocol):
     """A result that says for each image whether it is robust, such as `RobustResult`."""
 
@@ -123,6 +153,12 @@ class Comparison:
 def compare(base: PerImage, candidate: PerImage) -> Comparison:
     """The paired comparison of two results; data, attack, threat and seed must be the same where both name them. Its
     interval and p-value hold for a number of images that was fixed beforehand."""
+    check_same(base, candidate)
+    return paired(base.robust, candidate.robust)
+
+
+def check_same(base: object, candidate: object) -> None:
+    """Raise unless two results are about the same images, attack, threat and seed, where both name them."""
     digest = getattr(base, "data_digest", "")
     same_images = bool(digest) and digest == getattr(candidate, "data_digest", "")  # whatever their data are called
     for field in (*(() if same_images else ("data", "data_digest")), "attack", "norm", "eps", "seed"):
@@ -131,7 +167,6 @@ def compare(base: PerImage, candidate: PerImage) -> Comparison:
             raise InputError(
                 f"base and candidate must have the same {field} to be compared, got {first!r} and {second!r}"
             )
-    return paired(base.robust, candidate.robust)
 
 
 def paired(base_robust: Sequence[bool], candidate_robust: Sequence[bool], *, anytime: bool = False) -> Comparison:

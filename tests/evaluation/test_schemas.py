@@ -5,9 +5,9 @@ import importlib.util
 import pytest
 
 from lipforge.attacks import FGSM
-from lipforge.evaluation import evaluate, sweep, transfer
+from lipforge.evaluation import curve, evaluate, sweep, transfer
 from lipforge.improvement import improve
-from lipforge.results import RESULTS, record
+from lipforge.results import RESULTS, compare_curves, record
 from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
@@ -39,6 +39,8 @@ def _results():
         search(()),
         search(("a*", "b*")),
         improve(Lopsided(), symmetric(40), THREATS[0], calibrate=0, validate=20, parts=("tta",), max_cost=2).record,
+        found := curve(model, data, "linf", eps=0.02, attack="fmn:steps=3"),
+        compare_curves(found, found),
     ]
 
 

@@ -20,6 +20,7 @@ from lipforge.results import (
     Check,
     Comparison,
     CurvePoint,
+    CurveResult,
     DemoResult,
     Effort,
     Gallery,
@@ -36,7 +37,9 @@ from lipforge.results import (
     SweepRow,
     TransferResult,
     Verdict,
+    compare_curves,
 )
+from lipforge.results.curve import curve_fields
 from lipforge.runs import RunDir
 from lipforge.statistics import clopper_pearson, compare, paired
 
@@ -252,6 +255,27 @@ def sweep() -> SweepResult:
     return SweepResult(tuple(rows), True, "linf", "cifar10:test", 0, COUNT, 144_000, 144_000, 90.0, notes)
 
 
+def curve(label: str, scale: float = 1.0) -> CurveResult:
+    """A curve with misclassified images, images that break at an eps, and one in eight that is robust throughout."""
+    smallest = [0.0 if place % 4 == 0 else scale * (place + 0.5) / COUNT * 0.07 for place in range(COUNT)]
+    return CurveResult(
+        label=label,
+        model="cifar10-resnet",
+        data="cifar10:test",
+        attack="minimum-norm",
+        threat="linf 16/255",
+        norm="linf",
+        eps=16 / 255,
+        seed=0,
+        **curve_fields(tuple(eps if eps <= 16 / 255 else None for eps in smallest), 16 / 255),
+        stages=(Stage("fmn", 20, 9000, 8000, 4.0),),
+        forwards=9000,
+        backwards=8000,
+        seconds=4.0,
+        notes=(NO_GRADIENT,),
+    )
+
+
 def transfer() -> TransferResult:
     return TransferResult(
         source="base",
@@ -329,6 +353,9 @@ def full_run(path: Path, verdict: Verdict = "not real") -> Path:
             ("certify__base", certificate("base", (61, 49, 38, 25, 14, 6, 2, 0))),
             ("certify__forged", certificate("forged", (60, 50, 38, 26, 13, 6, 2, 0))),
             ("sweep", sweep()),
+            ("curve__base", curve("base")),
+            ("curve__forged", curve("forged", 1.1)),
+            ("curves__forged-against-base", compare_curves(curve("base"), curve("forged", 1.1))),
             ("transfer__base-to-forged", transfer()),
             ("gallery", gallery()),
         ):

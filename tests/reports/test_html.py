@@ -13,8 +13,8 @@ from lipforge.results import VERDICTS, Note
 from lipforge.runs import RunDir
 from tests.reports.made import analysis, audit, certificate, demo, full_run, robust, sweep, write_values
 
-ALL = ["verdict", "accuracy", "tradeoff", "sweep", "waterfall", "audit", "layers", "certified", "gallery", "cost",
-       "provenance"]  # fmt: skip
+ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "waterfall", "audit", "layers", "certified", "gallery",
+       "cost", "provenance"]  # fmt: skip
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
 
@@ -118,7 +118,8 @@ def names_of(page):
 
 
 @pytest.mark.parametrize("kind", ["robust", "comparison", "search", "sweep", "transfer", "certify", "analysis", "audit",
-                                  "gallery", "demo", "improve", "export", "reproduction"])  # fmt: skip
+                                  "gallery", "demo", "improve", "export", "reproduction", "curve",
+                                  "curve_comparison"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
 @pytest.mark.parametrize("values", [{}, {"points": [{}], "scores": [1], "rows": [{}], "items": 3, "layers": [{}]}])
 def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, values):
@@ -263,3 +264,17 @@ def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
     write_values(tmp_path, "audit", "audit", found)
     (verdict,) = build_report(tmp_path).sections[0].blocks
     assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under the union of all attacks"
+
+
+def test_a_curve_is_drawn_with_its_band_and_compared(tmp_path):
+    (section,) = [one for one in build_report(full_run(tmp_path / "run")).sections if one.name == "curve"]
+    figure, compared, notes = section.blocks
+    base, forged = figure.charts[0].series
+    assert (base.name, forged.name) == ("base", "forged")
+    assert base.points[0].y == 0.75
+    assert base.points[0].interval == pytest.approx((0.75 - 0.0960, 0.75 + 0.0960), abs=1e-4)  # sqrt(ln 40 / 400)
+    assert [point.y for point in base.points] == sorted((point.y for point in base.points), reverse=True)
+    assert compared.items[0].startswith("forged against base: area +")
+    assert "eps larger on" in compared.items[0]
+    assert len(notes.items) == 2
+    assert figure.table.texts()[0][0] == "base"

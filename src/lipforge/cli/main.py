@@ -17,6 +17,7 @@ from lipforge.cli.analyse import analyse
 from lipforge.cli.audit import audit
 from lipforge.cli.certify import certify
 from lipforge.cli.config import read_config
+from lipforge.cli.curve import curve
 from lipforge.cli.demo import demo
 from lipforge.cli.evaluate import evaluate
 from lipforge.cli.export import export
@@ -41,8 +42,8 @@ PACKAGE = Path(__file__).parent.parent
 USAGE_ERROR: Any = BadParameter.__base__  # of click, which typer brings along or imports, depending on its version
 
 COMMANDS = (
-    demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, export, train, report, certify,
-    analyse, reproduce,
+    demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, curve, export, train, report,
+    certify, analyse, reproduce,
 )  # fmt: skip
 
 RENAMED = {

@@ -151,7 +151,7 @@ def output_notes(classifier: Classifier, shard: Shard, attack: Attack, threat: T
     return model_notes(state, random_expected=getattr(attack, "eot_iter", 1) > 1)
 
 
-def task_name(label: str, attack: str, threat: Threat, seed: int) -> str:
+def task_name(label: str, attack: str, threat: Threat | str, seed: int) -> str:
     """The name of an evaluation's shards and result in a run directory.
 
     >>> task_name("forged", "pgd:steps=50", Threat("linf", "8/255"), seed=0)

@@ -5,7 +5,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lipforge.errors import InputError, import_extra
+from lipforge.errors import import_extra
+from lipforge.evaluation.plots import check_picture
 from lipforge.evaluation.robust import joined
 from lipforge.results import ROBUST, Note, RatioScore, SearchResult, Setting, merge_notes
 from lipforge.results.search import Status, best_of
@@ -152,12 +153,6 @@ def with_base(scores: Sequence[RatioScore], base: RatioScore) -> list[RatioScore
         against = paired(robust[: score.count], score.robust) if score.outcome else None
         found.append(replace(score, against_base=against))
     return found
-
-
-def check_picture(path: str | Path) -> None:
-    """Raise unless `path` names a kind of picture that can be written."""
-    if Path(path).suffix not in (".png", ".svg", ".pdf"):
-        raise InputError(f"the plot must be saved as .png, .svg or .pdf, got {path}")
 
 
 def plot_tradeoff(result: SearchResult, path: str | Path) -> None:

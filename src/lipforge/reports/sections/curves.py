@@ -1,4 +1,4 @@
-"""Accuracy over something that rises: the ratio of a search, the eps of a sweep, the radius of a certification."""
+"""Accuracy over something that rises: the ratio of a search, eps in curves and sweeps, a radius of a certification."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,12 +6,24 @@ from collections.abc import Sequence
 from lipforge.reports.blocks import Block, Figure, Grid, Prose, Section
 from lipforge.reports.charts import Axis, Lines, Point, Series, percent_axis, percent_tick
 from lipforge.reports.read import Run, base_first, grouped, roles
-from lipforge.reports.tables import Column, Share, Table, columns, shown
-from lipforge.results import CertifyResult, RatioScore, SearchResult, SweepResult, SweepRow, TransferResult
+from lipforge.reports.tables import Cell, Column, Share, Table, columns, shown
+from lipforge.results import (
+    CertifyResult,
+    CurveComparison,
+    CurveResult,
+    RatioScore,
+    SearchResult,
+    SweepResult,
+    SweepRow,
+    TransferResult,
+)
 from lipforge.text import duration, eps_text, percent, share_text
 
 Measures = list[Share | None]
 """One measure of every setting; None where it was not taken."""
+
+DRAWN = 16
+"""At how many radii above 0 a robustness curve is drawn."""
 
 LONG = 7
 """Longer names of settings, such as one ratio per group of sites, get a number on the axis; the table names them."""
@@ -87,6 +99,54 @@ def _search_table(search: SearchResult, measures: dict[str, Measures], title: st
         for place, score in enumerate(search.scores, 1)
     )  # fmt: skip
     return Table("tradeoff", title, heading, rows)
+
+
+def robustness_curves(run: Run) -> Section:
+    """One figure per norm and largest eps, and the paired comparisons of its curves."""
+    found = sorted(run.of(CurveResult), key=base_first)
+    blocks: list[Block] = [_curve_figure(same) for same in grouped(found, "norm", "eps", "attack", "data").values()]
+    if compared := tuple(str(pair) for pair in run.of(CurveComparison)):
+        blocks.append(Prose("Paired, over the same images (area: the mean over eps, in percentage points):", compared))
+    if notes := tuple(f"{one.label}: {note}" for one in found for note in one.notes):
+        blocks.append(Prose("Notes (reasons not to trust these numbers):", notes))
+    lead = (
+        "The smallest eps that a minimum-norm attack found for each image gives robust accuracy at every eps. It is an "
+        "upper bound: a better attack would find smaller ones."
+    )
+    return Section("curve", "Robustness curve", lead, tuple(blocks))
+
+
+def _curve_figure(same: Sequence[CurveResult]) -> Figure:
+    colours, first = roles(one.label for one in same), same[0]
+    series = []
+    for one in same:
+        points = []
+        for eps in (one.eps * step / DRAWN for step in range(DRAWN + 1)):
+            share = share_text(one.accuracy_at(eps), one.interval_at(eps))
+            tip = f"{one.label}, eps {eps_text(eps)}: {share} %, n = {one.count:,}"
+            points.append(Point(eps, one.accuracy_at(eps), tip, one.interval_at(eps)))
+        series.append(Series(one.label, colours[one.label], tuple(points)))
+    marks = tuple((eps, eps_text(eps)) for eps in (0.0, *first.shown))
+    starts = "; ".join(f"{one.label} median eps {one.median_text}" for one in same)
+    chart = Lines(
+        f"Robust accuracy over {first.norm} eps. {starts}.",
+        Axis(f"{first.norm} eps", (0.0, first.eps), marks=marks),
+        percent_axis("robust accuracy, %"),
+        tuple(series),
+    )
+    caption = f"Robust accuracy over eps under {first.attack}; the 95 % bands hold for all eps together."
+    heading = (
+        *columns("classifier", "n:count", "clean:share"),
+        *(Column(f"eps {eps_text(eps)}", "share") for eps in first.shown),
+        *columns("median eps", "area:share"),
+    )
+    rows: tuple[tuple[Cell, ...], ...] = tuple(
+        (one.label, one.count, Share(one.clean_accuracy, one.clean_interval),
+         *(Share(one.accuracy_at(eps), one.interval_at(eps)) for eps in one.shown),
+         one.median_text, Share(one.area, one.area_interval))
+        for one in same
+    )  # fmt: skip
+    return Figure(caption, (chart,), Table("curve", f"Robustness curve, {first.threat}", heading, rows))
 
 
 def sweeps(run: Run) -> Section:
