@@ -8,6 +8,7 @@ from lipforge.attacks.queries import is_misclassified
 from lipforge.errors import InputError
 from lipforge.types import Threat
 from tests.attacks.oracles import Counted, linear_classes, small_images, small_net
+from tests.attacks.peers import foolbox
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2", "l1"])
@@ -108,3 +109,23 @@ def test_ddn_refuses_other_norms():
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):
     with pytest.raises(InputError, match=message):
         kind(**settings)
+
+
+@pytest.mark.parametrize(
+    ("norm", "ours", "peer"),
+    [
+        ("linf", FMN(steps=40), foolbox.attacks.LInfFMNAttack(steps=40)),
+        ("l1", FMN(steps=40), foolbox.attacks.L1FMNAttack(steps=40)),
+        ("l2", DDN(steps=40), foolbox.attacks.DDNAttack(steps=40)),
+    ],
+    ids=["fmn-linf", "fmn-l1", "ddn-l2"],
+)
+def test_the_median_distance_is_no_larger_than_foolboxs(fitted, norm, ours, peer):
+    net, x, y = (fitted[0], *(part[:40] for part in fitted[1:]))
+    eps = {"linf": 1.0, "l2": 4.0, "l1": 100.0}[norm]
+    found = ours.run(net, x, y, threat=Threat(norm, eps), minimise=True).distance
+    _, points, _ = peer(foolbox.PyTorchModel(net, bounds=(0, 1)), x, y, epsilons=None)
+    theirs = torch.where(is_misclassified(net, points, y), norms.of(norm).distance(points - x), torch.inf)
+    assert found.isfinite().all()
+    # Both come near the boundary in 40 steps; a tenth is what their schedules may differ by.
+    assert found.median() <= 1.1 * theirs.median()
