@@ -18,12 +18,12 @@ def nearest(model, x, y, norm):
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])
 def test_the_walk_reaches_the_nearest_point_of_a_linear_model(norm):
-    model, x, y = linear_oracle(12)
+    model, x, y = linear_oracle(4)
     radii = nearest(model, x, y, norm)
     for image, label, radius in zip(x.split(1), y.split(1), radii.tolist(), strict=True):
         for share, broken in ((1.02, True), (0.999, False)):
             threat = Threat(norm, radius * share)
-            assert Boundary(steps=40, restarts=3).run(model, image, label, threat=threat).broken.item() == broken
+            assert Boundary(steps=30, restarts=2).run(model, image, label, threat=threat).broken.item() == broken
 
 
 def test_in_l1_an_image_is_broken_only_if_the_boundary_is_inside_eps():

@@ -43,11 +43,10 @@ class Boundary(Attack):
             if len(at) == 0:
                 return
             at, point = _far_points(state, at, restart)
-            at, point = _back(state, at, point)
-            for step in range(1, self.steps + 1):
+            for step in range(self.steps + 1):
                 if len(at) == 0:
                     break
-                at, point = _back(state, at, _along(state, at, point, step))
+                at, point = _back(state, at, _along(state, at, point, step) if step else point)
 
 
 def _far_points(state: AttackState, at: Tensor, restart: int) -> tuple[Tensor, Tensor]:
