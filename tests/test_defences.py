@@ -28,7 +28,7 @@ OVERSTATED = (
 
 
 PROBED = "flat decoy"
-"""What only a walk along the boundary sees, which `fast` takes on a random image in 16."""
+"""What only a walk along the boundary sees, which `fast` takes from a random image in 4."""
 
 
 @pytest.fixture(scope="module")

@@ -69,14 +69,24 @@ def test_a_walk_does_not_depend_on_the_batch():
     assert torch.equal(torch.cat([result.forwards for result in alone]), together.forwards)
 
 
-def test_a_step_costs_at_most_11_forwards_and_one_backward():
+def test_a_step_costs_at_most_five_forwards_and_the_bisections_and_one_backward():
     model = small_net()
     x, y = small_images(model, 40)
-    result = Boundary(steps=7, restarts=2).run(model, x, y, threat=Threat("linf", 1e-6))
+    result = Boundary(steps=7, restarts=2, bisections=6).run(model, x, y, threat=Threat("linf", 1e-6))
     assert not result.broken.any()
     assert result.backwards.max() == 14
     # The clean image, and for each restart noise, negative and the way back, then the steps.
     assert result.forwards.max() <= 1 + 2 * (2 + 6 + 7 * 11)
+
+
+def test_an_image_leaves_at_once_when_it_is_broken():
+    model = small_net()
+    x, y = small_images(model, 40)
+    result = Boundary(steps=1, bisections=50).run(model, x, y, threat=Threat("linf", 0.9))
+    far = result.broken & (result.backwards == 0)
+    assert far.sum() > 10
+    # The clean image, noise and perhaps the negative, the first question of the way back, and the confirmation.
+    assert result.forwards[far].max() <= 1 + 2 + 1 + 1
 
 
 def test_an_image_that_is_of_one_class_everywhere_is_left_alone():

@@ -169,7 +169,7 @@ def test_an_image_that_is_broken_is_not_early_stopped():
 def test_an_honest_model_is_probed_and_not_escalated():
     result = _run(Cascade((APGD(steps=5, loss="margin"), Escalate(queries=20, every=1, walk=1))))
     names = [stage.attack for stage in result.stages]
-    assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=5"]
+    assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=5,bisections=6"]
     assert result.notes == ()
     before, walk = (sum(stage.forwards for stage in part) for part in (result.stages[:-1], result.stages[-1:]))
     assert before - 10 * (1 + 6 + 10 + 21) in range(12 * 10, 24 * 10 + 1, 12)

@@ -189,18 +189,23 @@ def test_what_further_attacks_found_is_added_to_a_shard():
 
 
 def test_attacks_from_far_away_that_break_a_tenth_of_the_gained_images_stop_a_claim():
-    def sides(broken, gained):
+    def sides(broken, gained, attacked):
         candidate = ["RayS"] * (broken // 2) + ["boundary walk"] * (broken - broken // 2) + ["robust"] * gained
-        return shard({"outcome": ["pgd"] * (broken + gained)}, side({"own gradients": 0}) | {"outcome": candidate})
+        ran = {"outcome": candidate, "gradients": {"boundary walk": 40, "RayS": 0}}
+        found = shard(side({}) | {"outcome": ["pgd"] * (broken + gained)}, side({"own gradients": 0}) | ran)
+        return found | {"from_afar": attacked}
 
-    assert from_afar([sides(1, 9)]).passed
-    assert from_afar([sides(3, 47)]).passed
-    failed = from_afar([sides(4, 46)])
+    assert from_afar([sides(0, 9, attacked=0)]).passed is None
+    assert from_afar([sides(1, 9, attacked=10)]).passed
+    assert from_afar([sides(3, 47, attacked=32)]).passed
+    assert not from_afar([sides(2, 48, attacked=10)]).passed, "images that were gained later were not attacked"
+    failed = from_afar([sides(4, 46, attacked=32)])
     assert (failed.passed, failed.evidence) == (
         False, "of 32 gained images 4 are broken: 2 by boundary walk and 2 by RayS",
     )  # fmt: skip
-    (reason,) = doubts([sides(4, 46)], None, Decision("real", ""))["candidate"]
-    assert reason.startswith("attacks that start far away add nothing: no")
+    for verdict in ("real", "undecided"):
+        (reason,) = doubts([sides(4, 46, attacked=32)], None, Decision(verdict, ""))["candidate"]
+        assert reason.startswith("attacks that start far away add nothing: no")
 
 
 class Rounding(nn.Module):

@@ -130,19 +130,19 @@ def test_an_audit_stops_at_the_first_look_that_decides_and_says_so(asked):
 def test_a_gain_is_claimed_only_after_an_attack_that_sees_nothing_but_the_class(asked, tmp_path):
     run = RunDir.open(tmp_path)
     found = audited(1250, run, hard_label=RayS(queries=60))
-    last = found.rows[-1]
-    assert (last.attack, found.count) == ("RayS", 500)
-    assert found.base_outcome == audited(1250).base_outcome, "only what was gained is attacked"
-    assert found.candidate_outcome.count("RayS") > 0
-    assert found.verdict != "real"
+    assert "RayS" in [row.attack for row in found.rows]
+    assert found.count == 500
+    assert found.candidate_outcome.count("RayS") > 1
+    assert found.verdict == "unreliable"
+    assert "attacks that start far away add nothing: no" in found.sentence
     assert facts(audited(1250, run, hard_label=RayS(queries=60))) == facts(found)
     models, plan = (seeded(ResidualNet), seeded(ResidualNet, 1)), replace(QUICK, hard_label=RayS(queries=60))
     assert audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan).verdict == "real", "it has no form in l2"
     plan = replace(plan, boundary=Boundary(steps=5))
     walked = audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan)
-    assert walked.rows[-1].attack == "boundary walk"
-    assert walked.candidate_outcome.count("boundary walk") > 0
-    assert walked.verdict != "real"
+    assert "RayS" not in [row.attack for row in walked.rows]
+    assert walked.candidate_outcome.count("boundary walk") > 1
+    assert walked.verdict == "unreliable"
 
 
 def test_a_gain_that_only_harder_attacks_bring_about_is_attacked_by_class_too(monkeypatch):

@@ -8,6 +8,7 @@ from lipforge.attacks import DDN, FMN, fast
 from lipforge.errors import InputError, RunError
 from lipforge.evaluation import curve, evaluate
 from lipforge.results import CurveResult, compare_curves, from_record, record
+from lipforge.results.curve import curve_fields
 from lipforge.runs import RunDir
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
@@ -139,6 +140,8 @@ def test_curves_over_other_images_or_radii_are_not_compared():
         ("linf", {"eps": -0.1}, "eps must be above 0"),
         ("linf", {"eps": 8}, "is it 8/255"),
         ("linf", {"attack": "ddn"}, "ddn knows the norm l2, got linf"),
+        ("linf", {"attack": "apgd:steps=3"}, "attack must be minimum-norm, fmn, ddn .* got apgd:steps=3"),
+        ("linf", {"attack": "fmn + apgd"}, "it stops at its first success"),
         ("linf", {"shard_size": 0}, "shard_size must be at least 1"),
     ],
 )
@@ -160,3 +163,30 @@ def test_an_eps_outside_the_curve_is_refused():
     found = curve(model, labelled(model), "linf", eps=0.1, attack=FMN(steps=2))
     with pytest.raises(InputError, match="where the curve was measured, got 0"):
         found.accuracy_at(0.2)
+
+
+def test_a_softmax_makes_a_curve_unreliable_though_nothing_is_robust_at_its_end():
+    net = small_net()
+    x, y = small_images(net, 12)
+    found = curve(nn.Sequential(net, nn.Softmax(dim=1)).eval(), (x, y), "linf", eps=0.5, attack=FMN(steps=8))
+    assert found.smallest_eps.count(None) == 0
+    assert [note.kind for note in found.notes] == ["softmax"]
+    assert found.unreliable
+    assert found.title == "model unreliable"
+
+
+@pytest.mark.parametrize(
+    ("smallest_eps", "median"),
+    [((0.0, None), 0.0), ((0.0, 0.0, None, None), 0.0), ((0.0, 0.5, None), 0.5), ((0.1, None, None), None)],
+)
+def test_the_median_is_an_eps_of_an_image_or_none(smallest_eps, median):
+    assert curve_fields(smallest_eps, eps=1.0)["median_eps"] == median
+
+
+def test_an_image_that_breaks_at_the_largest_eps_is_below_one_that_does_not():
+    model = linear()
+    found = curve(model, labelled(model, 2), "linf", eps=0.1, attack=FMN(steps=2))
+    base, candidate = (dataclasses.replace(found, smallest_eps=ends) for ends in ((0.1, 0.0), (None, 0.0)))
+    compared = compare_curves(base, candidate)
+    assert (compared.larger, compared.smaller) == (1, 0)
+    assert compared.radii[-1].comparison.gained == 1

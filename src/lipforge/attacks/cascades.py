@@ -39,7 +39,7 @@ TARGETS = 9
 SMOOTHED = APGD(steps=20, loss="margin", eot_iter=8, noise=0.5)
 BLACK_BOX = Square(queries=1000, rescale=True)
 """What images with masked gradients get: the first gets past gradients that change from point to point."""
-WALK = Boundary(steps=5)
+WALK = Boundary(steps=5, bisections=6)
 """What a sample of robust images gets: it gets past logits that say nothing at the images themselves."""
 
 
@@ -296,7 +296,9 @@ class Escalate(Attack):
             WALK.attack(state)
         state.close_stage(spelled(WALK))
         if broken := int((state.broken & ~before).sum()):
-            text = f"of the one in {self.walk} that was probed were broken by a boundary walk alone"
+            text = (
+                f"were broken by a boundary walk after the gradient attacks; it looks at a random image in {self.walk}"
+            )
             state.notes.append(Note("boundary", text, broken, len(state.x)))
 
 

@@ -60,10 +60,12 @@ def _masking_checks(
     outcome = joined(parts, "outcome")
     robust, count = outcome.count(ROBUST), len(outcome)
     listed = _gain_checks(shards, measured) if decision.verdict == "real" else ()
+    walked = (from_afar(shards),) if side == "candidate" else ()
     notes = merge_notes([Note(**note) for _, note in joined(parts, "notes")], count)
-    flags = unreliable_notes([note for note in notes if note.kind == "square" or note.count is None], count, robust)
+    flags = [note for note in notes if note.kind in ("square", "boundary") or note.count is None]
+    flagged = checks.attack_flags(unreliable_notes(flags, count, robust))
     spare = decision.spare.get(side, count)
-    return (*listed, predicted(parts, side, spare), black_box(shards, side), checks.attack_flags(flags))
+    return (*listed, *walked, predicted(parts, side, spare), black_box(shards, side), flagged)
 
 
 def _gain_checks(shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> tuple[Check, ...]:
@@ -72,7 +74,7 @@ def _gain_checks(shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any
     outcome = joined([shard["candidate"] for shard in shards], "outcome")
     left = [word not in (NON_ADAPTIVE, MISCLASSIFIED) for word in outcome]
     listed = () if measured is None else checks.masking(measured, left)
-    return (*listed, checks.transferred(left, joined(shards, "transferred")), from_afar(shards))
+    return (*listed, checks.transferred(left, joined(shards, "transferred")))
 
 
 def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None = None) -> Check:
@@ -93,13 +95,15 @@ def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None =
 def from_afar(shards: Sequence[Mapping[str, Any]]) -> Check:
     """Attacks that start far from the image, along the boundary or by the predicted class alone, must not break more
     than a tenth of the gained images: what logits say near the image cannot mislead them."""
-    base, candidate = (joined([shard[side] for shard in shards], "outcome") for side in SIDES)
-    found = {stage: candidate.count(stage) for stage in BEFORE_GAIN}
-    broken = sum(found.values())
-    attacked = min(MOST_GAINED, broken + sum(a == ROBUST != b for a, b in zip(candidate, base, strict=True)))
-    by = " and ".join(f"{count} by {stage}" for stage, count in found.items())
+    name, parts = "attacks that start far away add nothing", [shard["candidate"] for shard in shards]
+    attacked, outcome = sum(shard.get("from_afar", 0) for shard in shards), joined(parts, "outcome")
+    if not attacked:
+        return Check(name, None, "no gain would be claimed")
+    ran = [stage for stage in BEFORE_GAIN if any(stage in part["gradients"] for part in parts)]
+    broken = sum(map(outcome.count, ran))
+    by = " and ".join(f"{outcome.count(stage)} by {stage}" for stage in ran)
     text = f"of {attacked} gained images {broken} are broken: {by}"
-    return Check("attacks that start far away add nothing", broken <= max(1, PREDICTED * attacked), text)
+    return Check(name, broken <= max(1, PREDICTED * attacked), text)
 
 
 def black_box(shards: Sequence[Mapping[str, Any]], side: str) -> Check:
@@ -148,7 +152,8 @@ class Escalation:
             candidate.attack(stage, candidate.side.classifier, attack, seed=self.plan.seed, only=chosen)
         for name, side in sides.items():
             side.masked = dict(before[name]["masked"])  # these attacks ask for no gradients near the images
-        return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
+        summaries = {name: side.summary() for name, side in sides.items()}
+        return {**summaries, "from_afar": len(chosen), "seconds": time.perf_counter() - started}
 
     def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
         """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
@@ -201,6 +206,7 @@ class Escalation:
 def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
     """A shard of the audit with what further attacks made of its sides."""
     found = {**before, "seconds": before["seconds"] + after["seconds"]}
+    found["from_afar"] = before.get("from_afar", 0) + after.get("from_afar", 0)  # images attacked from far away
     for side in SIDES:
         old, new = before[side], after[side]
         robust = {at for at, word in enumerate(new["outcome"]) if word == ROBUST}

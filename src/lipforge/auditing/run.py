@@ -235,11 +235,14 @@ def _escalate(
     def decision() -> Decision:
         return decision_of(shards, plan.stages(views, **ran), plan, others)
 
-    for attack in (further.first, further.full, None):
-        if plan.before_gain(threat) and not ran["before_gain"] and decision().verdict == "real":
-            further.gained = frozenset(comparisons(shards, plan.stages(views, **ran))[2].gained_images[:MOST_GAINED])
-            shards = attacked("before-gain", further.before_gain)
-            ran["before_gain"] = tuple(plan.before_gain(threat))
+    seen: frozenset[int] = frozenset()
+    for number, attack in enumerate((further.first, further.full, None)):
+        if plan.before_gain(threat) and decision().verdict == "real":
+            gained = comparisons(shards, plan.stages(views, **ran))[2].gained_images[:MOST_GAINED]
+            further.gained, seen = frozenset(gained) - seen, seen | frozenset(gained)
+            if further.gained:  # those that harder attacks on the base have added, the second time
+                shards = attacked(f"before-gain-{number}", further.before_gain)
+                ran["before_gain"] = tuple(plan.before_gain(threat))
         if attack is None or not doubts(shards, measured, decision(), same=same_function(shards)):
             break
         shards = attacked(f"escalation-{ran['escalated'] + 1}", attack)

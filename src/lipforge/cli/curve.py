@@ -7,6 +7,7 @@ from typer import Exit, Option
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.ranks import by_torchrun
 from lipforge.text import duration, eps_text, points_text, share_text
 
 if TYPE_CHECKING:
@@ -61,8 +62,9 @@ def curve(
         for pair in compared if kept["run"] is not None else ():
             kept["run"].write_result(comparison_name(pair), pair)
         _report(found, compared, keep, [] if plot is None else [plot], json)
-        if any(one.unreliable for one in found):
-            raise Exit(UNRELIABLE_EXIT)
+    # torchrun would take the exit code for a crash, and start again.
+    if any(one.unreliable for one in found) and not by_torchrun():
+        raise Exit(UNRELIABLE_EXIT)
 
 
 def _report(
@@ -99,7 +101,6 @@ def _report(
 
 
 def _row(one: "lf.CurveResult") -> list[str]:
-    doubt = " unreliable" if one.unreliable else ""
     shares = [share_text(one.accuracy_at(eps), one.interval_at(eps)) for eps in one.shown]
     clean = share_text(one.clean_accuracy, one.clean_interval)
-    return [one.label + doubt, clean, *shares, one.median_text, share_text(one.area, one.area_interval)]
+    return [one.title, clean, *shares, one.median_text, share_text(one.area, one.area_interval)]

@@ -2,12 +2,12 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from lipforge.attacks import AnyAttack, Attack, attack_text
+from lipforge.attacks import DDN, FMN, AnyAttack, Attack, Cascade, attack_text
 from lipforge.attacks.cascades import MinimumNorm
 from lipforge.batching import LabelledSource
 from lipforge.errors import InputError
@@ -52,11 +52,16 @@ def curve(
 ) -> CurveResult:
     """Robust accuracy at every eps from 0 to `eps` (linf 16/255, l2 2, l1 24 by default), from one attack per image.
 
-    `attack` is `minimum-norm` by default, or fmn, ddn, or a cascade of them; one that stops at its first success, such
-    as apgd, finds larger eps than it could. Runs, labels and identities are as in `evaluate`.
+    `attack` is `minimum-norm` by default, or fmn, ddn, or a cascade of these. Runs, labels and identities are as in
+    `evaluate`.
     """
     threat = curve_threat(norm, eps)
     attack = MinimumNorm() if attack is None else checked_attack(attack, run, identity)
+    if not _minimises(attack):
+        raise InputError(
+            f"attack must be minimum-norm, fmn, ddn or a cascade of these, got {attack_text(attack)}: it stops at its "
+            "first success, so that its curve would be too high; for single radii use evaluate or sweep"
+        )
     experiment = Experiment.open(
         data,
         classifier,
@@ -88,10 +93,25 @@ def curve(
         **totals(shards),
         notes=notes,
         data_digest=experiment.data_digest,
-        unreliable=bool(unreliable_notes(notes, len(smallest), smallest.count(None))),
+        unreliable=_unreliable(notes, smallest),
         change=change_of(classifier),
     )
     return experiment.finish(name, result)
+
+
+def _minimises(attack: Attack) -> bool:
+    """Whether the attack goes on after its first success, to look for a nearer one."""
+    parts = attack.attacks if isinstance(attack, Cascade) else (attack,)
+    return all(isinstance(part, FMN | DDN | MinimumNorm) for part in parts)
+
+
+def _unreliable(notes: Sequence[Note], smallest: Sequence[float | None]) -> bool:
+    """Whether a note condemns the curve: one on the whole model by what is correct, others by what is robust to the
+    end, the only images that are tested for masked gradients."""
+    whole = [note for note in notes if note.count is None]
+    correct = sum(value != 0 for value in smallest)
+    condemned = unreliable_notes(whole, len(smallest), correct)
+    return bool(condemned or unreliable_notes(notes, len(smallest), smallest.count(None)))
 
 
 def curve_threat(norm: Norm, eps: float | str | None = None) -> Threat:

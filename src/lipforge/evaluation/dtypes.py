@@ -56,7 +56,8 @@ def in_dtype(model: nn.Module, images: Tensor, dtype: str) -> nn.Module:
     try:
         with torch.enable_grad():
             logits = made(image)
-            torch.autograd.grad(logits.sum(), image)
+            if logits.requires_grad:  # one without a gradient can be attacked without
+                torch.autograd.grad(logits.sum(), image)
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ModelError(

@@ -24,7 +24,7 @@ def plot_curves(found: Sequence[CurveResult], path: str | Path) -> None:
         low, high = zip(*(one.interval_at(value) for value in eps), strict=True)
         colour, below, above = f"C{number}", [100 * part for part in low], [100 * part for part in high]
         axes.fill_between(eps, below, above, step="post", color=colour, alpha=0.15, lw=0)
-        axes.step(eps, [100 * one.accuracy_at(value) for value in eps], where="post", color=colour, label=one.label)
+        axes.step(eps, [100 * one.accuracy_at(value) for value in eps], where="post", color=colour, label=one.title)
     axes.set(xlabel=f"{found[0].norm} eps", ylabel="robust accuracy, %", xlim=(0, found[0].eps), ylim=(0, 100))
     axes.set_title(f"{found[0].attack}, {found[0].data}, n = {found[0].count}, simultaneous 95 % bands", fontsize=9)
     axes.grid(alpha=0.3)

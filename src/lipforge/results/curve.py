@@ -1,7 +1,8 @@
 """Robust accuracy over every eps up to a largest one, from the smallest eps that was found to break each image."""
 
+import math
 from dataclasses import dataclass
-from statistics import median
+from statistics import median_low
 from typing import Any, ClassVar
 
 from lipforge.errors import InputError
@@ -32,8 +33,8 @@ class CurveResult:
     where it is robust up to `eps`. A better attack would find smaller ones, so every accuracy is an upper bound. `band`
     is the half-width of the simultaneous 95 % band: with that confidence the curve over all images the data are drawn
     from lies within it at all eps at once. `area` is the mean accuracy over eps from 0 to `eps`, with Student's 95 %
-    interval over the images; `median_eps` is None if more than half of the images are robust up to `eps`. Other fields
-    are as in `RobustResult`.
+    interval over the images; `median_eps` is the smallest eps at which at least half of the images are broken, None if
+    fewer are at `eps`. Other fields are as in `RobustResult`.
     """
 
     kind: ClassVar[str] = "curve"
@@ -76,6 +77,11 @@ class CurveResult:
         """The band at `eps`, which holds for all eps together."""
         accuracy = self.accuracy_at(eps)
         return max(accuracy - self.band, 0.0), min(accuracy + self.band, 1.0)
+
+    @property
+    def title(self) -> str:
+        """The label, and that the curve is unreliable if it is."""
+        return f"{self.label} unreliable" if self.unreliable else self.label
 
     @property
     def shown(self) -> tuple[float, ...]:
@@ -151,7 +157,7 @@ def curve_fields(smallest: tuple[float | None, ...], eps: float) -> dict[str, An
     count, correct = len(smallest), sum(value != 0 for value in smallest)
     shares = _shares(smallest, eps)
     low, high = mean_interval(shares)
-    middle = median(share if value is not None else 2.0 for share, value in zip(shares, smallest, strict=True))
+    middle = median_low(math.inf if value is None else value for value in smallest)
     return {
         "count": count,
         "clean_accuracy": correct / count,
@@ -160,7 +166,7 @@ def curve_fields(smallest: tuple[float | None, ...], eps: float) -> dict[str, An
         "band": simultaneous_width(count),
         "area": sum(shares) / count,
         "area_interval": (max(low, 0.0), min(high, 1.0)),
-        "median_eps": middle * eps if middle <= 1 else None,
+        "median_eps": middle if math.isfinite(middle) else None,
     }
 
 
@@ -172,7 +178,8 @@ def compare_curves(base: CurveResult, candidate: CurveResult) -> CurveComparison
         raise InputError(f"base and candidate must cover the same images, got {len(first)} and {len(second)}")
     differences = [after - before for before, after in zip(first, second, strict=True)]
     low, high = mean_interval(differences)
-    larger, smaller = sum(one > 0 for one in differences), sum(one < 0 for one in differences)
+    ends = [[math.inf if one is None else one for one in curve.smallest_eps] for curve in (base, candidate)]
+    larger, smaller = (sum(a < b for a, b in zip(*each, strict=True)) for each in (ends, ends[::-1]))
     return CurveComparison(
         base=base.label,
         candidate=candidate.label,

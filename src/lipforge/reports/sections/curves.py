@@ -125,7 +125,7 @@ def _curve_figure(same: Sequence[CurveResult]) -> Figure:
             share = share_text(one.accuracy_at(eps), one.interval_at(eps))
             tip = f"{one.label}, eps {eps_text(eps)}: {share} %, n = {one.count:,}"
             points.append(Point(eps, one.accuracy_at(eps), tip, one.interval_at(eps)))
-        series.append(Series(one.label, colours[one.label], tuple(points)))
+        series.append(Series(one.title, colours[one.label], tuple(points)))
     marks = tuple((eps, eps_text(eps)) for eps in (0.0, *first.shown))
     starts = "; ".join(f"{one.label} median eps {one.median_text}" for one in same)
     chart = Lines(
@@ -141,7 +141,7 @@ def _curve_figure(same: Sequence[CurveResult]) -> Figure:
         *columns("median eps", "area:share"),
     )
     rows: tuple[tuple[Cell, ...], ...] = tuple(
-        (one.label, one.count, Share(one.clean_accuracy, one.clean_interval),
+        (one.title, one.count, Share(one.clean_accuracy, one.clean_interval),
          *(Share(one.accuracy_at(eps), one.interval_at(eps)) for eps in one.shown),
          one.median_text, Share(one.area, one.area_interval))
         for one in same
