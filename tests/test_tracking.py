@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import lipforge as lf
-from lipforge.tracking import track
+from lipforge.tracking import TRACKERS, track
 from tests.nets import ResidualNet, images, seeded
 
 THREAT = lf.Threat("linf", "2/255")
@@ -108,4 +108,13 @@ def test_a_package_that_is_missing_is_named_with_its_extra(package, monkeypatch)
 )
 def test_a_target_that_nobody_knows_is_refused(target, message):
     with pytest.raises(lf.LipforgeError, match=message), lf.log_to(target):
+        pass
+
+
+def test_a_tracker_that_does_not_start_is_an_error_of_one_line(monkeypatch):
+    def refuse(place):
+        raise RuntimeError(f"no server at {place}\nand many lines more")
+
+    monkeypatch.setitem(TRACKERS, "mlflow", refuse)
+    with pytest.raises(lf.LipforgeError, match=r"^mlflow did not start: no server at here$"), lf.log_to("mlflow:here"):
         pass

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, Protocol
 
-from lipforge.errors import InputError, missing_extra, suggest
+from lipforge.errors import InputError, LipforgeError, missing_extra, suggest
 from lipforge.ranks import is_first
 from lipforge.records import to_json
 
@@ -95,7 +95,7 @@ def log_to(target: str | None) -> Iterator[None]:
         yield
         return
     with redirect_stdout(sys.stderr):  # some greet, and say goodbye; stdout is for results
-        tracker = TRACKERS[kind](place)
+        tracker = _started(kind, place)
     token = _current.set(tracker)
     try:
         yield
@@ -103,6 +103,15 @@ def log_to(target: str | None) -> Iterator[None]:
         _current.reset(token)
         with redirect_stdout(sys.stderr):
             tracker.close()
+
+
+def _started(kind: str, place: str) -> Tracker:
+    try:
+        return TRACKERS[kind](place)
+    except LipforgeError:
+        raise
+    except Exception as error:  # of a server that is not there, a store that is refused, a login that is missing
+        raise LipforgeError(f"{kind} did not start: {str(error).partition(chr(10))[0]}") from error
 
 
 def track(name: str, values: Mapping[str, Any], step: int) -> None:

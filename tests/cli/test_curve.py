@@ -54,3 +54,10 @@ def test_wrong_use_is_explained(run, given, message):
     ended = run("curve", "cifar10-resnet", *DATA, *given)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_an_attack_that_stops_early_is_refused_before_a_run_is_made(run, tmp_path):
+    ended = run("curve", "cifar10-resnet", "--data", "cifar10-sample", "--attack", "pgd", "--run", tmp_path / "run")
+    assert ended.code == 2
+    assert "it stops at its first success" in " ".join(ended.err.split())
+    assert not (tmp_path / "run").exists()

@@ -41,10 +41,11 @@ def curve(
 
     lipforge curve cifar10-resnet --recipe recipe.json --norm l2 --eps 1.5 --run runs/x
     """
-    from lipforge.evaluation import check_picture, comparison_name, curve_threat, plot_curves
+    from lipforge.evaluation import check_minimises, check_picture, comparison_name, curve_threat, plot_curves
     from lipforge.results.evaluation import UNRELIABLE_EXIT
 
     threat, chosen = curve_threat(cast("Norm", norm), eps), lf.parse_attack(attack)
+    check_minimises(chosen)  # before the run directory is made
     if plot is not None:
         options.check_out(plot)
         check_picture(plot)
@@ -87,7 +88,8 @@ def _report(
     title = f"{base.model}: % robust, {base.norm}, {base.attack}, {base.data}, n = {base.count}, seed {base.seed}"
     columns = ["view", ">clean", *(f">{eps_text(eps)}" for eps in base.shown), ">median eps", ">area"]
     show_table(title, columns, [_row(one) for one in found])
-    say(f"bands hold for all eps together (95 %, +-{100 * base.band:.1f} points); area: the mean over eps from 0")
+    band, end = f"±{100 * base.band:.1f} points", eps_text(base.eps)
+    say(f"95 % bands ({band}) hold for all eps above 0 together; area: the mean over eps from 0 to {end}")
     for pair in compared:
         say(str(pair))
         at = "; ".join(

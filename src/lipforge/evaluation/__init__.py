@@ -1,6 +1,6 @@
 """How often a classifier is right, clean and under attack, with how sure that is; it cannot tell base from forged."""
 
-from lipforge.evaluation.curves import comparison_name, curve, curve_name, curve_threat
+from lipforge.evaluation.curves import check_minimises, comparison_name, curve, curve_name, curve_threat
 from lipforge.evaluation.dtypes import in_dtype
 from lipforge.evaluation.estimates import PROBE, estimate
 from lipforge.evaluation.plots import check_picture, plot_curves

@@ -57,11 +57,7 @@ def curve(
     """
     threat = curve_threat(norm, eps)
     attack = MinimumNorm() if attack is None else checked_attack(attack, run, identity)
-    if not _minimises(attack):
-        raise InputError(
-            f"attack must be minimum-norm, fmn, ddn or a cascade of these, got {attack_text(attack)}: it stops at its "
-            "first success, so that its curve would be too high; for single radii use evaluate or sweep"
-        )
+    check_minimises(attack)
     experiment = Experiment.open(
         data,
         classifier,
@@ -99,10 +95,14 @@ def curve(
     return experiment.finish(name, result)
 
 
-def _minimises(attack: Attack) -> bool:
-    """Whether the attack goes on after its first success, to look for a nearer one."""
+def check_minimises(attack: Attack) -> None:
+    """Raise unless the attack goes on after its first success, to look for a nearer point."""
     parts = attack.attacks if isinstance(attack, Cascade) else (attack,)
-    return all(isinstance(part, FMN | DDN | MinimumNorm) for part in parts)
+    if not all(isinstance(part, FMN | DDN | MinimumNorm) for part in parts):
+        raise InputError(
+            f"attack must be minimum-norm, fmn, ddn or a cascade of these, got {attack_text(attack)}: it stops at its "
+            "first success, so that its curve would be too high; for single radii use evaluate or sweep"
+        )
 
 
 def _unreliable(notes: Sequence[Note], smallest: Sequence[float | None]) -> bool:
