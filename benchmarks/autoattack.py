@@ -1,21 +1,23 @@
 """lipforge's autoattack and fast against pyautoattack: same models, images and threads; robust images and time.
 
-    python benchmarks/autoattack.py [--images 200] [--attacks autoattack,fast] [--weights-dir DIR]
+    python benchmarks/autoattack.py [--images 200] [--attacks autoattack,fast] [--rounds 3] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
+    python tools/tables.py
 
-Each measurement (model, tool, attack) is written to benchmarks/results/autoattack.json with its time, so an
-interrupted run resumes; --fresh measures everything again. If the code of the attacks has changed, lipforge is measured
-again, but not the reference. The last line is JSON.
+In every round each tool attacks every image of a model once, one tool after the other, with the round's number as the
+seed. Each measurement (model, tool, attack, seed) is written to benchmarks/results/autoattack.json, so an interrupted
+run resumes; --fresh measures everything again. If the code of the attacks has changed, lipforge is measured again, but
+not the reference. The last line is JSON; tools/tables.py puts the file's table into README and docs/attacks.md.
 """
 
 import argparse
 import hashlib
+import itertools
 import json
 import logging
 import re
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,11 +34,6 @@ from lipforge.records import read_json, write_json
 from lipforge.types import Threat, parse_number
 
 RESULTS = Path(__file__).parent / "results" / "autoattack.json"
-TARGETS = {"autoattack": 0.5, "fast": 1 / 30}
-EXCESS = 0.5
-"""Points of robust accuracy that we may be above the reference."""
-APART = 0.01
-"""Share of the images by which autoattack may differ from the reference after each of its attacks."""
 BUNDLED = {"cifar10-resnet": "8/255", "cifar10-vit": "8/255", "cifar10-resnet-natural": "8/255"}
 
 
@@ -61,41 +58,30 @@ def main() -> None:
         "torch": torch.__version__,
     }
     results = read_json(options.out) if options.out.exists() else {}
-    rows = []
     for subject in subjects(options):
         model = subject.build()
         warm_up(model, images[:8])
-        runs = {
-            ("pyautoattack", "standard"): lambda model=model, subject=subject: reference(model, images, labels, subject)
-        }
-        for attack in options.attacks.split(","):
-            runs["lipforge", attack] = lambda model=model, subject=subject, attack=attack: ours(
-                model, images, labels, subject, attack
-            )
-        for (tool, attack), run in runs.items():
-            key, stamp = f"{subject.name} | {tool} {attack}", {**settings, "eps": subject.eps}
-            if tool == "lipforge":
-                stamp["code"] = code_digest()
+        for seed, attack in itertools.product(range(options.rounds), ("reference", *options.attacks.split(","))):
+            key = f"{subject.name} | {attack} | seed {seed}"
+            stamp = {**settings, "eps": subject.eps} | ({} if attack == "reference" else {"code": code_digest()})
             known = results.get(key)
             if known is None or known["settings"] != stamp or options.fresh:
                 print(f"measuring {key} ...", flush=True)
-                repeats = options.repeats if attack == "fast" else 1
-                now = time.strftime("%Y-%m-%d %H:%M")
-                results[key] = {"settings": stamp, "measured": now, **repeated(run, repeats)}
+                found = measure(model, images, labels, subject, attack, seed)
+                results[key] = {"settings": stamp, "measured": time.strftime("%Y-%m-%d %H:%M"), **found}
                 write_json(options.out, results)
-        rows += compare(subject, results, options.attacks.split(","))
-    print_tables(rows)
-    print(json.dumps({"settings": settings, "rows": rows}))
+                print(f"  {found['robust']} robust, {found['seconds']:.1f} s", flush=True)
+    print(json.dumps(results))
 
 
 def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--images", type=int, default=200, help="how many, from the start of the data")
-    parser.add_argument("--first", type=int, default=0, help="the position of the first image")
-    parser.add_argument("--data", default="cifar10-sample", help="a data set with labels (default: the bundled sample)")
+    parser.add_argument("--images", type=int, default=200, help="how many")
+    parser.add_argument("--first", type=int, default=5000, help="the position of the first image")
+    parser.add_argument("--data", default="cifar10:test", help="a data set with labels")
     parser.add_argument("--attacks", default="autoattack,fast", help="of lipforge, separated by commas")
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--repeats", type=int, default=3, help="of fast; the others run once")
+    parser.add_argument("--rounds", type=int, default=3, help="each with a seed of its own")
     parser.add_argument(
         "--weights-dir", type=Path, help=f"a folder with any of {', '.join(p.file for p in PEERS.values())}"
     )
@@ -156,13 +142,15 @@ def warm_up(model: nn.Module, images: Tensor) -> None:
     torch.autograd.grad(model(x).sum(), x)
 
 
-def repeated(run: Callable[[], dict[str, Any]], repeats: int) -> dict[str, Any]:
-    """The outcome of the first run, with the seconds of all."""
-    outcomes = [run() for _ in range(repeats)]
-    return {**outcomes[0], "seconds": [round(outcome["seconds"], 3) for outcome in outcomes]}
+def measure(
+    model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str, seed: int
+) -> dict[str, Any]:
+    if attack == "reference":
+        return reference(model, images, labels, subject, seed)
+    return ours(model, images, labels, subject, attack, seed)
 
 
-def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject) -> dict[str, Any]:
+def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, seed: int) -> dict[str, Any]:
     """pyautoattack standard: robust images after each attack, and the seconds of the whole."""
     left, log = {}, logging.getLogger("auto-attack")
 
@@ -177,7 +165,7 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
     log.setLevel(logging.DEBUG)
     eps = Threat("linf", subject.eps).eps
     started = time.perf_counter()
-    attack = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, version="standard", seed=0, device="cpu")
+    attack = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, version="standard", seed=seed, device="cpu")
     x_adv, _ = attack.run_standard_evaluation(images.clone(), labels.clone(), batch_size=len(images))
     seconds = time.perf_counter() - started
     log.removeHandler(reader)
@@ -187,10 +175,12 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
     return {"clean": clean, "robust": robust, "after": left, "seconds": seconds}
 
 
-def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str) -> dict[str, Any]:
+def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str, seed: int) -> dict[str, Any]:
     """The same for an attack of lipforge, with the passes per image."""
     started = time.perf_counter()
-    result: AttackResult = parse_attack(attack).run(model, images, labels, threat=Threat("linf", subject.eps))
+    result: AttackResult = parse_attack(attack).run(
+        model, images, labels, threat=Threat("linf", subject.eps), seed=seed
+    )
     seconds = time.perf_counter() - started
     return {
         "clean": result.stages[0].robust,
@@ -203,62 +193,6 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, att
         "notes": [str(note) for note in result.notes],
         "seconds": seconds,
     }
-
-
-def compare(subject: Subject, results: dict[str, Any], attacks: Sequence[str]) -> list[dict[str, Any]]:
-    """One row per attack: our robust count, time and ratio beside the reference's."""
-    peer = results[f"{subject.name} | pyautoattack standard"]
-    rows = []
-    for attack in attacks:
-        found, count = results[f"{subject.name} | lipforge {attack}"], peer["settings"]["images"]
-        ratios = [seconds / statistics.median(peer["seconds"]) for seconds in found["seconds"]]
-        excess = 100 * (found["robust"] - peer["robust"]) / count
-        met = excess <= EXCESS and statistics.median(ratios) <= TARGETS.get(attack, 1.0)
-        if attack == "autoattack":  # each of its attacks, in order
-            pairs = zip(found["after"].values(), peer["after"].values(), strict=False)
-            met = met and all(abs(ours - theirs) <= APART * count for ours, theirs in pairs)
-        rows.append(
-            {
-                "model": subject.name,
-                "eps": subject.eps,
-                "attack": attack,
-                "images": count,
-                "clean": found["clean"],
-                "robust": found["robust"],
-                "reference_robust": peer["robust"],
-                "seconds": statistics.median(found["seconds"]),
-                "reference_seconds": statistics.median(peer["seconds"]),
-                "ratio": statistics.median(ratios),
-                "ratio_range": [min(ratios), max(ratios)],
-                "after": found["after"],
-                "reference_after": peer["after"],
-                "met": met,
-            }
-        )
-    return rows
-
-
-def print_tables(rows: Sequence[dict[str, Any]]) -> None:
-    print("\n| model | eps | attack | robust (reference) | seconds (reference) | 1 / ratio [range] | target |")
-    print("|---|---|---|---|---|---|---|")
-    for row in rows:
-        low, high = (1 / bound for bound in reversed(row["ratio_range"]))
-        print(
-            f"| {row['model']} | {row['eps']} | {row['attack']} "
-            f"| {row['robust']} ({row['reference_robust']}) of {row['images']} "
-            f"| {row['seconds']:.1f} ({row['reference_seconds']:.0f}) "
-            f"| {1 / row['ratio']:.1f} [{low:.1f}, {high:.1f}] | {'met' if row['met'] else 'MISSED'} |"
-        )
-    print("\n| model | attack | robust images after each stage |\n|---|---|---|")
-    for row in rows:
-        if row["attack"] == rows[0]["attack"]:
-            print(f"| {row['model']} | pyautoattack standard | {_left(row['reference_after'])} |")
-        print(f"| {row['model']} | {row['attack']} | {_left(row['after'])} |")
-    print()
-
-
-def _left(after: dict[str, int]) -> str:
-    return ", ".join(f"{attack} {robust}" for attack, robust in after.items())
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from lipforge.attacks import (
     AutoAttack,
     Cascade,
     Escalate,
+    Nearest,
     Prepared,
     Restarts,
     Square,
@@ -21,7 +22,7 @@ from lipforge.attacks import (
 )
 from lipforge.attacks.apgd import Schedule, climb
 from lipforge.attacks.cascades import _parts, attack_folded_only
-from lipforge.attacks.losses import targeted_margin_loss, targets_by_distance
+from lipforge.attacks.losses import targeted_margin_loss
 from lipforge.attacks.state import AttackState, toward
 from lipforge.data import load_data
 from lipforge.errors import InputError
@@ -48,19 +49,19 @@ def test_an_image_far_from_the_boundary_gets_no_round_and_is_reported_as_early_s
 
 def test_every_round_asks_for_images_twice_as_near():
     # b is close to 1 for all images: below 7 / 2^(r - 1) in the rounds 1, 2 and 3, and not in round 4.
-    result = _run(Restarts(steps=5, targets=2, rounds=5, gain=100.0, near=7.0))
-    # The clean image, the slope toward the 3 candidates, and 6 points toward each of 2 targets in 3 rounds
-    assert result.forwards.tolist() == [1 + 1 + 3 * 2 * 6] * 10
-    assert result.backwards.tolist() == [3 + 3 * 2 * 5] * 10
+    result = _run(Restarts(steps=5, rounds=5, gain=100.0, near=7.0))
+    # The clean image, the strongest point and its runner-up, and 6 points in 3 rounds
+    assert result.forwards.tolist() == [1 + 1 + 3 * 6] * 10
+    assert result.backwards.tolist() == [3 * 5] * 10
     assert result.early_stopped.all()
 
 
 def test_images_that_keep_gaining_get_another_round_and_images_near_enough_get_every_round():
     # The first round gains something from the clean image, however little; the second finds nothing new to speak of.
-    gaining = _run(Restarts(steps=5, targets=2, rounds=4, gain=1e-5, near=1.5))
-    assert (gaining.forwards >= 1 + 1 + 2 * 2 * 6).all()
-    near = _run(Restarts(steps=5, targets=2, rounds=4, gain=100.0, near=100.0))
-    assert near.forwards.tolist() == [1 + 1 + 4 * 2 * 6] * 10
+    gaining = _run(Restarts(steps=5, rounds=4, gain=1e-5, near=1.5))
+    assert (gaining.forwards >= 1 + 2 * (1 + 6)).all()
+    near = _run(Restarts(steps=5, rounds=4, gain=100.0, near=100.0))
+    assert near.forwards.tolist() == [1 + 1 + 4 * 6] * 10
     assert not near.early_stopped.any()
 
 
@@ -68,19 +69,15 @@ def _one_after_the_other(rounds, model, x, y, threat):
     """The margin left of one image and the rounds it got, by the rule as the page words it, one round at a time."""
     state = AttackState(model, x, y, threat=threat, seed=0, sample_ids=torch.tensor([0]))
     size = float(margin(state.clean_logits(), y))
-    targets = targets_by_distance(state, rounds.targets)
-    left, gained = size, 0.0
+    left, gained, earned = size, 0.0, 0
     for number in range(rounds.rounds):
         if left / size >= rounds.near / 2**number and gained < rounds.gain:
             return left, number
-        for target in targets:
-            climb(
-                state,
-                toward(state, targeted_margin_loss, target),
-                Schedule(rounds.steps, 0.75),
-                stream="rounds",
-                counter=number,
-            )
+        if number >= earned:  # rounds that are earned together are toward one class
+            logits = model(state.images).detach().scatter(1, y[:, None], -torch.inf)
+            goal = toward(state, targeted_margin_loss, logits.argmax(dim=1))
+            earned = max(number + 1, sum(left / size < rounds.near / 2**later for later in range(rounds.rounds)))
+        climb(state, goal, Schedule(rounds.steps, 0.75), stream="rounds", counter=number)
         gained, left = (left - float(state.margin)) / size, float(state.margin)
     return left, rounds.rounds
 
@@ -98,7 +95,7 @@ def test_rounds_side_by_side_find_what_rounds_one_after_the_other_find(near, gai
     expected, counts = torch.tensor([left for left, _ in each]).double(), torch.tensor([count for _, count in each])
     assert torch.equal(expected <= 0, result.broken)
     torch.testing.assert_close(result.margin[robust], expected[robust], rtol=0, atol=1e-6)
-    assert result.backwards[robust].tolist() == (torch.where(counts > 0, 3, 0) + counts * 2 * 6)[robust].tolist()
+    assert result.backwards[robust].tolist() == (counts * 6)[robust].tolist()
     assert result.early_stopped[robust].tolist() == (counts < 4)[robust].tolist()
 
 
@@ -106,10 +103,10 @@ def test_the_runs_on_an_image_that_is_broken_end_together():
     model = small_net()
     x, y = small_images(model, 30)
     result = Restarts(steps=50, rounds=4, near=100.0).run(model, x, y, threat=Threat("linf", 0.012))
-    spent = result.backwards[result.broken] - 3  # the slopes toward the candidates
+    spent = result.backwards[result.broken]
     assert 5 < len(spent) < 30
-    assert (spent % 8 == 0).all()  # all eight runs ended after the same step
-    assert 8 < spent.max() < 8 * 50
+    assert (spent % 4 == 0).all()  # all four runs ended after the same step
+    assert 4 < spent.max() < 4 * 50
 
 
 def test_an_image_gets_the_same_rounds_alone_and_among_many():
@@ -136,7 +133,7 @@ def test_rounds_are_parted_so_that_a_batch_stays_a_batch():
         return model(images)
 
     Restarts(steps=3, rounds=4, near=100.0).run(watched, x, y, threat=THREAT)
-    assert max(sizes) == 24  # eight runs for each image: three images at a time
+    assert max(sizes) == 24  # four runs for each image: six images at a time
 
 
 def test_an_image_far_from_the_boundary_costs_what_the_page_says():
@@ -145,17 +142,37 @@ def test_an_image_far_from_the_boundary_costs_what_the_page_says():
     x, y = small_images(small_net(classes=10), 40)
     result = fast(fold=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
     assert result.early_stopped.all()
-    probed, walked = result.forwards > 300, result.backwards > 71  # one in 16, and one in 4
+    probed, walked = result.forwards > 300, result.backwards > 21  # one in 16, and one in 4
     assert 0 < probed.sum() < walked.sum() < 20
     checks = torch.where(torch.arange(40) < 32, 2, 0)  # of the model
-    announced = result.forwards - checks - 75  # on the way to one far point, or to two
+    announced = result.forwards - checks - 23  # on the way to one far point, or to two
     walk = 2 + 6 + 5 * 11  # to a far point and back, and five steps
     assert announced[probed].min() >= 12 + 301
     assert announced[probed].max() <= 24 + 301 + walk
     assert 24 < announced[walked & ~probed].max() <= 24 + walk
     # Two more where a walk found no far point of another class.
     assert {12} < set(announced[~walked & ~probed].tolist()) <= {12, 24, 26}
-    assert set(result.backwards.tolist()) == {71, 71 + 5}
+    assert set(result.backwards.tolist()) == {21, 21 + 5}
+
+
+def test_only_classes_within_reach_are_aimed_at():
+    model, x, y = linear_classes(5, count=60)
+    distance = model.distances(x, y, "linf").sort(dim=1).values
+    eps = float(distance[:, 0].median()) * 0.9
+    result = Nearest(steps=7, targets=2, within=1.5).run(model, x, y, threat=Threat("linf", eps))
+    assert torch.equal(result.broken, distance[:, 0] < eps)
+    reached = (distance[:, :2] < 1.5 * eps).sum(dim=1)
+    assert set(reached[~result.broken].tolist()) == {0, 1, 2}  # or the rule was not put to the test
+    # Beside the runs: the slopes toward 4 classes and the two of the test for masked gradients
+    assert torch.equal(result.backwards[~result.broken], (4 + 2 + 7 * reached)[~result.broken])
+
+
+def test_where_gradients_are_masked_all_classes_are_aimed_at():
+    model = Rounding().eval()
+    x, _ = small_images(small_net(), 6)
+    result = Nearest(steps=7, targets=2).run(model, x, model(x).argmax(dim=1), threat=Threat("linf", 0.005))
+    assert (result.backwards[~result.broken] >= 2 * 7).all()
+    assert not result.broken.all()
 
 
 def test_an_image_that_is_broken_is_not_early_stopped():
@@ -246,6 +263,7 @@ def test_an_attack_on_images_that_broke_on_the_copy_leaves_the_rest_alone():
         (Restarts, {"rounds": 0}, "at least 1"),
         (Restarts, {"gain": 0.0}, "gain must be above 0"),
         (Escalate, {"queries": 0}, "queries must be at least 1"),
+        (Nearest, {"within": 0.5}, "within must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(kind, settings, message):
@@ -272,8 +290,8 @@ def test_settings_that_make_no_sense_are_refused(kind, settings, message):
         (
             fast(),
             (
-                APGD(steps=20, loss="margin"),
-                TargetedAPGD(steps=20, targets=2, loss="margin", order="nearest"),
+                APGD(steps=10, loss="margin"),
+                Nearest(steps=20, targets=2, within=1.3),
                 Restarts(),
                 Escalate(),
             ),

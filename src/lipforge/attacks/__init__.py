@@ -12,7 +12,7 @@ from lipforge.attacks.adapters import (
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, AttackWarning, Cascade, spelled
 from lipforge.attacks.boundary import Boundary
-from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Restarts, autoattack, fast
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Nearest, Restarts, autoattack, fast
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import CHECKED, Precision, prepare

@@ -22,7 +22,7 @@ from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.folding import Precision, check_precision, prepare
-from lipforge.attacks.losses import margin, targeted_margin_loss, targets_by_distance
+from lipforge.attacks.losses import margin, nearest_boundaries, runner_up, targeted_margin_loss
 from lipforge.attacks.masking import masked_gradients
 from lipforge.attacks.minimum import FMN
 from lipforge.attacks.queries import Prepared
@@ -138,9 +138,9 @@ def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
 class Fast(_Folding):
     """Our own cascade, from cheap to dear, with a stopping rule; not AutoAttack, and never called so.
 
-    20 APGD steps on the margin, 20 toward each of the two nearest classes, then `Restarts` of 50 toward the same two,
-    on the images that its rule finds worth it; the others are in the result's `early_stopped`. `Escalate` then looks
-    for masked gradients and attacks suspicious images again. `fold` and `precision` are as in AutoAttack.
+    10 APGD steps on the margin, 20 toward each of the two `Nearest` classes that look within reach, then `Restarts` of
+    50 on the images that its rule finds worth it; the others are in the result's `early_stopped`. `Escalate` then
+    attacks images with masked gradients, and other suspicious ones, again. `fold` and `precision` are as in AutoAttack.
     """
 
     name: ClassVar[str] = "fast"
@@ -149,8 +149,7 @@ class Fast(_Folding):
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
         targets = min(2, classes - 1)
-        nearest = TargetedAPGD(steps=20, targets=targets, loss="margin", order="nearest")
-        return Cascade((APGD(steps=20, loss="margin"), nearest, Restarts(targets=targets), Escalate()))
+        return Cascade((APGD(steps=10, loss="margin"), Nearest(targets=targets), Restarts(), Escalate()))
 
 
 def fast(*, fold: bool = True, precision: Precision = "float32") -> Fast:
@@ -179,24 +178,52 @@ class MinimumNorm(_Folding):
 
 
 @dataclass(frozen=True)
-class Restarts(Attack):
-    """Rounds of targeted APGD from new starts toward the `targets` nearest classes, on the images worth a round.
+class Nearest(Attack):
+    """Targeted APGD toward those of the `targets` nearest classes whose boundaries look nearer than `within` times eps.
 
-    The stopping rule, for each image by itself: let b be the smallest margin that anything has found for it, as a
-    share of its clean margin. Round r = 1, 2, ..., `rounds` is run if b is below `near` / 2^(r - 1), or if the round
-    before lowered b by at least `gain`. The image is early-stopped at the first round it does not get: budget goes to
-    the images that are close, twice as close for each further round, and to those that are still coming closer.
+    How near a boundary looks (`nearest_boundaries`) is believed only where the gradients were found to predict the
+    model; on images with masked gradients all `targets` get a run.
+    """
+
+    name: ClassVar[str] = "nearest"
+    steps: int = 20
+    targets: int = 2
+    within: float = 1.3
+
+    def __post_init__(self) -> None:
+        check_least(self, 1, "steps", "targets", "within")
+
+    def attack(self, state: AttackState) -> None:
+        if len(state.robust()) == 0:
+            return
+        masked, schedule = masked_gradients(state).any, Schedule(self.steps, rho=0.75)
+        classes, distance = nearest_boundaries(state)
+        for number in range(min(self.targets, classes.shape[1])):
+            goal = toward(state, targeted_margin_loss, classes[:, number])
+            worth = masked | (distance[:, number] < self.within * state.eps)
+            with state.only(worth.nonzero().squeeze(1)):
+                climb(state, goal, schedule, stream="nearest", counter=number)
+
+
+@dataclass(frozen=True)
+class Restarts(Attack):
+    """Rounds of targeted APGD from new starts toward the class that came closest, on the images worth a round.
+
+    That class is the runner-up at the strongest point found so far. The stopping rule, for each image by itself: let b
+    be the smallest margin that anything has found for it, as a share of its clean margin. Round r = 1, 2, ...,
+    `rounds` is run if b is below `near` / 2^(r - 1), or if the round before lowered b by at least `gain`. The image is
+    early-stopped at the first round it does not get: budget goes to the images that are close, twice as close for each
+    further round, and to those that are still coming closer.
     """
 
     name: ClassVar[str] = "restarts"
     steps: int = 50
-    targets: int = 2
     rounds: int = 4
     gain: float = 0.02
     near: float = 0.15
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "steps", "targets", "rounds")
+        check_least(self, 1, "steps", "rounds")
         if not (self.gain > 0 and self.near >= 0):
             raise InputError(f"gain must be above 0 and near at least 0, got {self.gain} and {self.near}")
 
@@ -215,11 +242,9 @@ class Restarts(Attack):
             worth, earned = worth[more], earned[more]
             if len(worth) == 0:
                 return
-            with state.only(worth):
-                targets = torch.stack(targets_by_distance(state, self.targets), dim=1)
-            for part in _parts((earned - done[worth]) * targets.shape[1], len(state.x)):
+            for part in _parts(earned - done[worth], len(state.x)):
                 at = worth[part]
-                gained[at] = self._side_by_side(state, at, targets[at], done[at], earned[part]) / size[at]
+                gained[at] = self._side_by_side(state, at, done[at], earned[part]) / size[at]
             done[worth] = earned
             worth = worth[~state.broken[worth]]
 
@@ -229,15 +254,14 @@ class Restarts(Attack):
         earned = (left[:, None] < needed).sum(dim=1)
         return torch.maximum(earned, done + (gained >= self.gain)).clamp_max(self.rounds)
 
-    def _side_by_side(self, state: AttackState, at: Tensor, targets: Tensor, done: Tensor, earned: Tensor) -> Tensor:
-        """Run rounds `done` (M,) to `earned` (M,) toward `targets` (M, T): what (M,) the last round gained."""
+    def _side_by_side(self, state: AttackState, at: Tensor, done: Tensor, earned: Tensor) -> Tensor:
+        """Run rounds `done` (M,) to `earned` (M,) toward the runners-up: what (M,) the last round gained."""
+        closest = runner_up(state.logits(state.images[at], at), state.y[at])
         number = torch.arange(self.rounds, device=at.device)
         image, number = ((number >= done[:, None]) & (number < earned[:, None])).nonzero().unbind(dim=1)
-        image, number = (each.repeat_interleave(targets.shape[1]) for each in (image, number))
         rows, last = at[image], number == earned[image] - 1
         branch = state.branch(rows)
-        aims = targets.repeat_interleave(earned - done, dim=0).flatten()
-        goal = toward(branch, targeted_margin_loss, aims)
+        goal = toward(branch, targeted_margin_loss, closest[image])
         climb(branch, goal, Schedule(self.steps, rho=0.75), stream="rounds", counter=number)
         before = state.margin.scatter_reduce(0, rows[~last], branch.margin[~last], "amin")
         state.merge(branch, rows)

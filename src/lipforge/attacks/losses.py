@@ -32,6 +32,11 @@ def margin(logits: Tensor, y: Tensor) -> Tensor:
     return _value(logits, y) - logits.scatter(1, y[:, None], -torch.inf).amax(dim=1)
 
 
+def runner_up(logits: Tensor, y: Tensor) -> Tensor:
+    """The class (N,) with the largest logit beside that of `y`."""
+    return logits.scatter(1, y[:, None], -torch.inf).argmax(dim=1)
+
+
 def margin_loss(logits: Tensor, y: Tensor) -> Tensor:
     """The margin with its sign turned: above 0 where the model is wrong."""
     return -margin(logits, y)
@@ -88,20 +93,27 @@ def targets_by_rank(state: "AttackState", count: int) -> list[Tensor]:
 
 
 def targets_by_distance(state: "AttackState", count: int) -> list[Tensor]:
-    """The classes (N,) whose boundaries look nearest from the clean image, at most `count`; found once per state.
+    """The classes (N,) whose boundaries look nearest from the clean image, at most `count`; found once per state."""
+    classes, _ = nearest_boundaries(state)
+    return list(classes[:, :count].unbind(dim=1))
+
+
+def nearest_boundaries(state: "AttackState") -> tuple[Tensor, Tensor]:
+    """Classes (N, C), those with the nearest boundaries first, and how far (N, C) these look from the clean image.
 
     The distance is the difference of two logits over the dual norm of its gradient: exact on a linear model. It costs
-    one forward per image and one backward per candidate.
+    one forward per image and one backward per candidate, once per state; images already broken have none.
     """
     if state.nearest is None:
-        candidates = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
+        classes = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
+        distance = torch.full_like(classes, torch.inf, dtype=state.x.dtype)
         at = state.attackable()
-        _, found = differences(state, state.x[at], at, candidates[at])
-        distance = [value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12) for value, gradient in found]
-        order = torch.stack(distance, dim=1).argsort(dim=1, stable=True)
-        candidates[at] = candidates[at].gather(1, order)
-        state.nearest = candidates
-    return list(state.nearest[:, :count].unbind(dim=1))
+        _, found = differences(state, state.x[at], at, classes[at])
+        looks = [value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12) for value, gradient in found]
+        distance[at], order = torch.stack(looks, dim=1).to(distance).sort(dim=1, stable=True)
+        classes[at] = classes[at].gather(1, order)
+        state.nearest = classes, distance
+    return state.nearest
 
 
 def differences(

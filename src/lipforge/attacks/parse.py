@@ -9,7 +9,7 @@ from typing import Any, cast
 from lipforge.attacks.apgd import APGD, TargetedAPGD
 from lipforge.attacks.base import Attack, Cascade, spelled
 from lipforge.attacks.boundary import Boundary
-from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Restarts
+from lipforge.attacks.cascades import AutoAttack, Escalate, Fast, MinimumNorm, Nearest, Restarts
 from lipforge.attacks.cw import CW
 from lipforge.attacks.fab import FAB
 from lipforge.attacks.minimum import DDN, FMN
@@ -20,7 +20,7 @@ from lipforge.errors import InputError
 from lipforge.types import parse_number
 
 KINDS: tuple[type[Any], ...] = (
-    FGSM, PGD, CW, APGD, TargetedAPGD, FAB, FMN, DDN, Square, RayS, Boundary, Restarts, Escalate,
+    FGSM, PGD, CW, APGD, TargetedAPGD, FAB, FMN, DDN, Square, RayS, Boundary, Nearest, Restarts, Escalate,
     AutoAttack, Fast, MinimumNorm,
 )  # fmt: skip
 ATTACKS: Mapping[str, type[Any]] = MappingProxyType({kind.name: kind for kind in KINDS})

@@ -95,7 +95,8 @@ class AttackState:
         self.margin = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         # How far the nearest point is that has fooled the model itself; 0 where the image is misclassified as given.
         self.distance = torch.full_like(self.margin, torch.inf)
-        self.nearest: Tensor | None = None
+        self.nearest: tuple[Tensor, Tensor] | None = None
+        self.tested: tuple[Tensor, Tensor] | None = None
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
         self.notes: list[Note] = []

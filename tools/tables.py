@@ -1,0 +1,78 @@
+"""Put the table of benchmarks/results/autoattack.json into README.md and docs/attacks.md, between its two marks.
+
+    python tools/tables.py [--check]
+
+With --check it writes nothing and fails if a page shows another table than the file.
+"""
+
+import json
+import re
+import statistics
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results" / "autoattack.json"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "attacks.md")
+MARKED = re.compile(r"(<!-- autoattack.json -->\n).*?(<!-- end -->)", re.DOTALL)
+ATTACKS = ("autoattack", "fast")
+HEAD = (
+    "Model, eps", "clean", "robust: `pyautoattack` / `autoattack` / `fast`", "seconds",
+    "`autoattack` / reference", "reference / `fast`",
+)  # fmt: skip
+
+
+def main() -> None:
+    made = table(json.loads(RESULTS.read_text()))
+    for page in PAGES:
+        text = page.read_text()
+        new = MARKED.sub(lambda found: f"{found[1]}{made}{found[2]}", text)
+        if new != text and "--check" in sys.argv:
+            raise SystemExit(f"{page.name} shows another table than {RESULTS.name}: run python tools/tables.py")
+        page.write_text(new)
+
+
+def table(results: dict[str, Any]) -> str:
+    """The table in Markdown, one row per model in the file's order."""
+    names = dict.fromkeys(key.split(" | ")[0] for key in results)
+    rows = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|", *(row(name, results) for name in names)]
+    return "\n".join(rows) + "\n"
+
+
+def row(name: str, results: dict[str, Any]) -> str:
+    """One model: counts of all seeds, median seconds, and the ratios of each round, median [range]."""
+    by = {attack: of(name, attack, results) for attack in ("reference", *ATTACKS)}
+    first, reference = by["reference"][0], [one["seconds"] for one in by["reference"]]
+    cells = [f"{name}, {first['settings']['eps']}", f"{first['clean']} of {first['settings']['images']}"]
+    cells.append(" / ".join(counts([one["robust"] for one in found]) for found in by.values()))
+    cells.append(" / ".join(seconds([one["seconds"] for one in found]) for found in by.values()))
+    slower = [ours["seconds"] / theirs for ours, theirs in zip(by["autoattack"], reference, strict=False)]
+    faster = [theirs / ours["seconds"] for ours, theirs in zip(by["fast"], reference, strict=False)]
+    cells += [ratio(slower, ".2f"), ratio(faster, ".0f")]
+    return f"| {' | '.join(cells)} |"
+
+
+def of(name: str, attack: str, results: dict[str, Any]) -> list[dict[str, Any]]:
+    """The measurements of one attack on one model, by seed."""
+    return [found for key, found in sorted(results.items()) if key.startswith(f"{name} | {attack} | ")]
+
+
+def counts(found: Sequence[int]) -> str:
+    return ", ".join(map(str, found)) if len(set(found)) > 1 else str(found[0]) if found else "not run"
+
+
+def seconds(found: Sequence[float]) -> str:
+    return f"{statistics.median(found):.3g}" if found else "not run"
+
+
+def ratio(found: Sequence[float], digits: str) -> str:
+    if not found:
+        return "not run"
+    spread = f" [{min(found):{digits}}, {max(found):{digits}}]" if len(found) > 1 else ""
+    return f"{statistics.median(found):{digits}}{spread}"
+
+
+if __name__ == "__main__":
+    main()
