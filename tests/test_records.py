@@ -1,5 +1,8 @@
 import json
 import os
+import resource
+import signal
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -7,8 +10,8 @@ from typing import Literal
 
 import pytest
 
-from lipforge.errors import InputError
-from lipforge.records import Share, from_builtins, read_json, to_builtins, write_json, write_whole
+from lipforge.errors import InputError, WriteError
+from lipforge.records import ABANDONED, Share, from_builtins, read_json, sweep, to_builtins, write_json, write_whole
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,28 @@ def test_a_failed_write_leaves_the_old_file_and_no_litter(tmp_path, monkeypatch)
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_that_cannot_be_written_is_named_with_the_reason_and_the_way_out(tmp_path):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, resource.RLIM_INFINITY))
+    try:
+        with pytest.raises(WriteError, match=r"large\.json cannot be written \(File too large\); make room"):
+            write_whole(tmp_path / "large.json", bytes(1000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_old_half_written_files_are_swept_away(tmp_path):
+    old, new, kept = (tmp_path / "shards" / name for name in (".a.json.1-aa.part", ".b.json.1-bb.part", "c.json"))
+    old.parent.mkdir()
+    for path in (old, new, kept):
+        path.write_bytes(b"half")
+    for path in (old, kept):
+        os.utime(path, (time.time() - ABANDONED - 60,) * 2)
+    sweep(tmp_path)
+    assert sorted(tmp_path.rglob("*.*")) == sorted([new, kept])
 
 
 def test_a_written_file_has_the_ordinary_mode(tmp_path):

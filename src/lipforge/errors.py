@@ -43,6 +43,10 @@ class RunError(LipforgeError):
     """A run directory or a training directory does not match what was asked for."""
 
 
+class WriteError(LipforgeError, OSError):
+    """A file cannot be written: the disk is full, or its folder takes no files."""
+
+
 class AttackError(LipforgeError):
     """An attack of another tool, or of the user, raised an error; the message names it."""
 

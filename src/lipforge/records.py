@@ -4,19 +4,23 @@ import dataclasses
 import json
 import os
 import secrets
+import time
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
-from lipforge.errors import InputError
+from lipforge.errors import InputError, WriteError
 
 T = TypeVar("T")
 
 Share = Annotated[float, (0, 1)]
 """A number between these limits; a result that says otherwise is damaged."""
+
+ABANDONED = 3600.0  # seconds after which a half-written file is nobody's where no lock tells: writing takes moments
 
 LARGEST = 1e100  # what is larger in a result is damage: its sums and products would overflow
 
@@ -138,11 +142,21 @@ def read_json(path: str | Path) -> Any:
 
 def write_whole(path: str | Path, content: bytes) -> None:
     """Replace `path` by `content` in one step (temporary file, fsync, rename): a reader sees the old file or the new
-    one, and a crash or a full disk leaves the old one."""
+    one, and a crash or a full disk leaves the old one. A file that cannot be written is a WriteError."""
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not tempfile: its files are private, and this one should get the mode that an ordinary open() gives.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not tempfile: its files are private, and this one should get the mode that an ordinary open() gives.
+        _write(path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.part"), content, path)
+        _sync_directory(path.parent)
+    except OSError as error:
+        raise WriteError(
+            f"{path} cannot be written ({error.strerror}); make room there or name another folder. What was finished "
+            "before is kept"
+        ) from None
+
+
+def _write(temporary: Path, content: bytes, path: Path) -> None:
     try:
         with open(temporary, "xb") as file:
             file.write(content)
@@ -152,7 +166,14 @@ def write_whole(path: str | Path, content: bytes) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    _sync_directory(path.parent)
+
+
+def sweep(folder: Path) -> None:
+    """Remove what killed processes left half-written below `folder`, once it is too old to be in the making."""
+    for left in folder.rglob(".*.part"):
+        with suppress(OSError):  # another process was quicker, or the folder takes no changes
+            if time.time() - left.stat().st_mtime > ABANDONED:
+                left.unlink()
 
 
 def _sync_directory(directory: Path) -> None:

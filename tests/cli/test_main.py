@@ -130,6 +130,15 @@ def test_brackets_and_colons_in_a_name_are_printed_as_they_are(run, tmp_path, mo
     assert "[old]/net.py:dog: 2 sites" in ended.out
 
 
+@pytest.mark.parametrize("code", ["[0] * (1 << 60)", "torch.empty(1 << 58)"])
+def test_too_little_memory_is_no_bug_and_has_a_way_out(run, tmp_path, code):
+    (tmp_path / "large.py").write_text(f"import torch\n\ndef build():\n    return {code}\n")
+    ended = run("sites", "large.py:build")
+    assert ended.code == 2
+    assert "error: out of memory (" in ended.err
+    assert "finished work is saved. Resume by the same command with more memory" in ended.err
+
+
 def test_an_error_in_a_users_own_code_is_told_with_its_kind_and_the_way_to_its_place(run, tmp_path):
     (tmp_path / "broken.py").write_text("def build():\n    return {}['width']\n")
     ended = run("sites", "broken.py:build")

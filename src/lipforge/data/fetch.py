@@ -22,7 +22,7 @@ from lipforge.data.arrays import ArrayData, check_labels
 from lipforge.data.base import Bytes, Ints, content_digest, reading
 from lipforge.data.formats import decode
 from lipforge.data.known import SPLITS, KnownSet, Layout, Split
-from lipforge.errors import DataError, InputError
+from lipforge.errors import DataError, InputError, WriteError
 from lipforge.progress import Step, progress
 from lipforge.records import write_whole
 
@@ -95,8 +95,8 @@ def write_cached(known: KnownSet, split: Split, images: Bytes, labels: Ints, sou
     path = cached_path(known, split)
     try:
         write_whole(path, content)
-    except OSError as error:
-        raise DataError(f"{path} cannot be written ({error.strerror}); set LIPFORGE_CACHE") from None
+    except WriteError as error:
+        raise DataError(f"{error}; or set LIPFORGE_CACHE") from None
 
 
 def read_cached(known: KnownSet, split: Split) -> ArrayData | None:

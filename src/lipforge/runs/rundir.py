@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lipforge.errors import InputError, RunError
+from lipforge.errors import InputError, RunError, WriteError
 from lipforge.logs import logger
 from lipforge.ranks import is_first
-from lipforge.records import read_json, to_builtins, write_json
+from lipforge.records import read_json, sweep, to_builtins, write_json
 from lipforge.results import FORMAT, OLDER, from_record, record
 from lipforge.runs.identity import environment
 from lipforge.runs.tasks import Complete, Task, check_shape, digest_of, held
@@ -41,7 +41,10 @@ class RunDir:
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if is_first():
+                sweep(run.path)
                 run._note_environment({"command": command, "config": config})
+        except WriteError:
+            raise
         except OSError as error:
             raise RunError(f"{path} cannot be a run directory: {error.strerror}") from None
         return run

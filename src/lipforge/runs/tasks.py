@@ -13,15 +13,13 @@ from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
-from lipforge.errors import InputError
+from lipforge.errors import InputError, WriteError
 from lipforge.logs import warn
-from lipforge.records import to_builtins, write_json
+from lipforge.records import ABANDONED, to_builtins, write_json
 
 Compute = Callable[[range], Mapping[str, Any]]  # the result of one shard, from the positions of its images alone
 
 Complete = Callable[["Task", range, Mapping[str, Any]], bool]
-
-ABANDONED = 3600.0  # seconds after which a half-written file is nobody's where no lock tells: writing takes moments
 
 NO_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}  # a file system without locks
 
@@ -40,7 +38,8 @@ def held(path: Path, patience: float) -> Iterator[Literal["held", "busy", "no lo
         found = "no locks"
     except OSError as error:
         if error.errno not in NO_LOCKS:
-            raise
+            reason = f"{path} cannot be locked ({error.strerror})"
+            raise WriteError(f"{reason}; a run needs a folder that takes files") from None
         found = "no locks"
     try:
         yield found
