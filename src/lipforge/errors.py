@@ -1,6 +1,7 @@
 """Every error a user can cause, so that `except LipforgeError` catches all of them and nothing else. A message names
 the argument, what was expected, what was found and the way out."""
 
+import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib import import_module
@@ -74,6 +75,18 @@ def import_extra(module: str, extra: str) -> Any:
 def missing_extra(package: str, extra: str) -> MissingExtraError:
     """The error for a missing optional package, with the command that installs it."""
     return MissingExtraError(f"this needs the package '{package}': pip install 'lipforge[{extra}]'")
+
+
+def first_line(error: Exception) -> str:
+    """What an error says in its first line, or its type where it says nothing. What torch and NumPy say of a pickle
+    that they refused is left out: they advise to load it all the same.
+
+    >>> first_line(ValueError("Object arrays cannot be loaded when allow_pickle=False"))
+    'it is damaged, or holds a pickle, and lipforge loads none: a data file must not run code'
+    """
+    if re.search("weights_only|allow_pickle", str(error)):
+        return "it is damaged, or holds a pickle, and lipforge loads none: a data file must not run code"
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
 
 
 def suggest(name: str, known: Iterable[str], *, count: int = 3) -> str:

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, Task, TextColumn, TimeRemainingColumn
 
 from lipforge.ranks import is_first
-from lipforge.text import duration
+from lipforge.text import duration, visible
 
 PATIENCE = 2.0  # seconds that pass before a bar appears: short work stays silent
 PERIOD = 60.0  # seconds between two lines where stderr is no terminal, as in the log of a cluster's job
@@ -77,7 +77,7 @@ def progress(
     bar = Progress(
         *columns, console=Console(stderr=True), speed_estimate_period=SPEED_PERIOD, refresh_per_second=REFRESHES
     )
-    task = bar.add_task(label, total=total, completed=done, note=status)
+    task = bar.add_task(visible(label), total=total, completed=done, note=status)
     with _drawn(bar) if show or sys.stderr.isatty() else _logged(bar.tasks[0]):
         yield lambda advance, note="": bar.update(task, advance=advance, note=note or status)
 

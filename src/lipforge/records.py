@@ -22,6 +22,8 @@ Share = Annotated[float, (0, 1)]
 
 ABANDONED = 3600.0  # seconds after which a half-written file is nobody's where no lock tells: writing takes moments
 
+UNPACKED = 32 << 20  # bytes that any file may unpack to, however small it is
+
 LARGEST = 1e100  # what is larger in a result is damage: its sums and products would overflow
 
 
@@ -138,6 +140,11 @@ def read_json(path: str | Path) -> Any:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise InputError(f"{path} is not valid JSON ({error}); was it cut short?") from None
+
+
+def most_unpacked(size: int) -> int:
+    """Bytes that a packed file of so many bytes may unpack to: images shrink to a tenth, bombs to a thousandth."""
+    return max(UNPACKED, 32 * size)
 
 
 def write_whole(path: str | Path, content: bytes) -> None:

@@ -1,5 +1,20 @@
 """Numbers as a reader wants them: percent with intervals, ratios as powers of two, seconds as durations."""
 
+import re
+
+
+def visible(text: str) -> str:
+    """Text without anything that steers a terminal: control characters and changes of direction as escapes.
+
+    >>> visible("cat" + chr(27) + "[2J")
+    'cat\\\\x1b[2J'
+    """
+    return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+# All but tab and new line of C0 and C1, and the marks that write text backwards.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+
 
 def percent(share: float, digits: int = 1) -> str:
     """A share in percent, without the sign.

@@ -35,7 +35,7 @@ def _read(path: str) -> dict[str, Any]:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path} cannot be read: {error.strerror}") from None
-    except ValueError as error:  # what tomllib and a wrong encoding raise
+    except (ValueError, RecursionError) as error:  # what tomllib, a wrong encoding and deep nesting raise
         raise InputError(f"--config {path} is not valid TOML: {error}") from None
 
 

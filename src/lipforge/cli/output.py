@@ -8,12 +8,14 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, TextIO
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from lipforge.progress import silence
 from lipforge.records import lipforge_version, to_json
+from lipforge.text import visible
 
 WIDTH = 120
 """Columns of a table that goes to a file or a pipe, unless COLUMNS says otherwise."""
@@ -32,6 +34,11 @@ def discard(file: TextIO) -> None:
 
 class _Console(Console):
     """A console whose reader may leave, as `head -1` does: the command does its work to the end all the same."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        # Names come from files that others wrote: they must not move the cursor, clear the screen or set the title.
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def on_broken_pipe(self) -> None:
         discard(sys.stderr if self.stderr else sys.stdout)

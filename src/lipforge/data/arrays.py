@@ -14,6 +14,7 @@ from torch import Tensor
 from lipforge.batching import BATCH_SIZE, check_images
 from lipforge.data.base import DataSet, Indices, Ints, check_indices, content_digest, reading
 from lipforge.errors import DataError, InputError
+from lipforge.records import most_unpacked
 from lipforge.sources import Layout, channels_first, unit_range
 
 IMAGE_KEYS = ("images", "x", "x_test", "data", "arr_0")
@@ -98,6 +99,9 @@ def read_npz(path: str | Path) -> ArrayData:
         arrays = np.load(file, allow_pickle=False)
         if isinstance(arrays, np.ndarray):
             raise DataError(f"{path} is a single array, not an .npz archive; use npy:IMAGES,LABELS")
+        limit = most_unpacked(Path(path).stat().st_size)
+        if sum(entry.file_size for entry in arrays.zip.infolist()) > limit:
+            raise DataError(f"{path} unpacks to more than {limit >> 20} MB; if it should, save it with np.savez")
         names = [next((key for key in keys if key in arrays), "") for keys in (IMAGE_KEYS, LABEL_KEYS)]
         if not all(names):
             raise DataError(f"{path} must hold the arrays 'images' and 'labels', it holds {', '.join(arrays)}")

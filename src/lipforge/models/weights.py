@@ -14,7 +14,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from lipforge.errors import WeightsError
+from lipforge.errors import WeightsError, first_line
+from lipforge.records import most_unpacked
 
 StateDict = Mapping[str, Tensor]
 Adapt = Callable[[dict[str, Tensor]], Mapping[str, Tensor]]
@@ -201,6 +202,8 @@ def read_checkpoint(path: str | Path) -> Any:
             raise WeightsError(f"{path} is a damaged or cut short safetensors file ({error})") from None
     if start.startswith(b"PK") and not zipfile.is_zipfile(path):
         raise WeightsError(f"{path} is cut short ({path.stat().st_size:,} bytes): download or copy it again")
+    if start.startswith(b"PK"):
+        _check_unpacked(path)
     if not start.startswith((b"PK", b"\x80")):
         raise WeightsError(f"{path} is neither a safetensors file nor one of torch.save (it starts with {start[:8]!r})")
     return _read_torch(path)
@@ -239,6 +242,17 @@ def _start_of(path: Path) -> bytes:
     return start
 
 
+def _check_unpacked(path: Path) -> None:
+    limit = most_unpacked(path.stat().st_size)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except Exception as error:  # a broken directory raises whatever its bytes lead to
+        raise WeightsError(f"{path} cannot be read as a checkpoint: {first_line(error)}") from None
+    if size > limit:
+        raise WeightsError(f"{path} unpacks to more than {limit >> 20} MB; torch.save does not pack what it writes")
+
+
 def _read_torch(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -250,8 +264,3 @@ def _read_torch(path: Path) -> Any:
             f"{path} was refused: to load it, Python would have to call {wanted[1]}, and a checkpoint must not run "
             "code. If you trust its origin, load it there and save model.state_dict() alone"
         ) from None
-
-
-def first_line(error: Exception) -> str:
-    """What an error says in its first line, or its type where it says nothing."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

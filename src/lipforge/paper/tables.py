@@ -88,6 +88,8 @@ def read_table(path: str | Path) -> tuple[Published, ...]:
         return _parse(Path(path).read_text(encoding="utf-8-sig"), name=str(path))
     except UnicodeDecodeError as error:
         raise InputError(f"{path} is not text in UTF-8: {error}") from None
+    except csv.Error as error:
+        raise InputError(f"{path} is not a CSV table: {error}") from None
 
 
 class Numbers:

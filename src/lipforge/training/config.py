@@ -107,6 +107,10 @@ def eps_share(config: TrainConfig, epoch: float) -> float:
 
 def check_same(recorded: dict[str, Any], wanted: dict[str, Any], where: str) -> None:
     """Raise with all differences unless the recorded settings are the wanted ones; a missing key counts as None."""
+    if not isinstance(recorded, dict):
+        raise RunError(
+            f"{where}/config.json must hold an object, got {recorded!r:.60}; delete it to start this run anew"
+        )
     if "step" in recorded and "step_size" not in recorded:
         raise RunError(
             f"{where} was started by an older lipforge, which called step_size 'step', so this one cannot resume it; "

@@ -4,7 +4,6 @@ import copy
 import hashlib
 import io
 import json
-import pickle
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.batching import ImageData, device_of
-from lipforge.errors import InputError, RunError
+from lipforge.errors import InputError, RunError, first_line
 from lipforge.outputs import logits_in
 from lipforge.ranks import Rank
 from lipforge.records import read_json, to_builtins, write_json, write_whole
@@ -164,6 +163,5 @@ def restore_(session: Session, name: str = CHECKPOINT) -> None:
             session.average.load_state_dict(state["average"])
         session.optimizer.load_state_dict(state["optimizer"])
         session.position = Position(**state["position"])
-    except (RuntimeError, KeyError, TypeError, EOFError, OSError, pickle.UnpicklingError) as error:
-        reason = str(error).splitlines()[0][:200]
-        raise RunError(f"{path} cannot be read ({reason}); delete it to start this run anew") from error
+    except Exception as error:  # a damaged pickle raises whatever its broken bytes lead to
+        raise RunError(f"{path} cannot be read ({first_line(error)}); delete it to start this run anew") from None
