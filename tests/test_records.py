@@ -89,6 +89,11 @@ def test_a_missing_file_is_named(tmp_path):
         read_json(tmp_path / "none.json")
 
 
+def test_half_a_surrogate_pair_survives_as_json(tmp_path):
+    write_json(tmp_path / "x.json", {"path": "caf\udce9"})
+    assert read_json(tmp_path / "x.json") == {"path": "caf\udce9"}
+
+
 def test_builtin_values_stay():
     assert to_builtins({"a": [1, None, "x", True]}) == {"a": [1, None, "x", True]}
 

@@ -121,7 +121,9 @@ def _shown(value: Any) -> str:
 
 def to_json(value: Any) -> str:
     """Indented JSON text; a NaN or an infinity is an error, because JSON has no word for it."""
-    return json.dumps(to_builtins(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(to_builtins(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    # Half a surrogate pair, as in a file name that is no UTF-8, cannot be encoded; its escape is JSON's own.
+    return text.encode(errors="backslashreplace").decode()
 
 
 def write_json(path: str | Path, value: Any) -> None:
@@ -173,6 +175,13 @@ def _write(temporary: Path, content: bytes, path: Path) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def check_inside(folder: Path, *patterns: str) -> None:
+    """Raise if a link below `folder` leads out of it: a directory from someone else could name any file of yours."""
+    for path in (path for pattern in patterns for path in folder.glob(pattern)):
+        if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+            raise InputError(f"{path} is a link that leads out of {folder}, to {path.resolve()}; copy the file there")
 
 
 def sweep(folder: Path) -> None:

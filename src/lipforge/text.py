@@ -12,8 +12,8 @@ def visible(text: str) -> str:
     return _STEERING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
-# All but tab and new line of C0 and C1, and the marks that write text backwards.
-_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# All but tab and new line of C0 and C1, the marks that write text backwards, and halves of surrogate pairs.
+_STEERING = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def percent(share: float, digits: int = 1) -> str:

@@ -133,7 +133,9 @@ class Runs:
 def test_an_array_of_python_objects_is_refused_and_not_unpickled(tmp_path):
     objects = np.array([Runs(tmp_path / "ran")], dtype=object)
     np.savez(tmp_path / "a.npz", images=objects, labels=LABELS)
-    with pytest.raises(DataError, match=r"a\.npz is not a readable NumPy file .*holds a pickle, and lipforge loads none"):
+    with pytest.raises(
+        DataError, match=r"a\.npz is not a readable NumPy file .*holds a pickle, and lipforge loads none"
+    ):
         read_npz(tmp_path / "a.npz")
     assert not (tmp_path / "ran").exists()
 

@@ -84,3 +84,16 @@ def test_a_missing_package_names_the_extra(monkeypatch, tmp_path):
 def test_something_else_than_a_data_set_is_refused():
     with pytest.raises(InputError, match=r"ds must be a datasets\.Dataset"):
         from_hugging_face([1, 2, 3])
+
+
+def test_a_saved_data_set_that_names_files_elsewhere_is_refused(datasets, tmp_path):
+    """The library would open the path, or fetch the address, of an image that the table does not hold."""
+    features = datasets.Features({"picture": datasets.Image(decode=False), "kind": datasets.ClassLabel(names=["a"])})
+    folder = tmp_path / "saved"
+    make(datasets, 1)[0].save_to_disk(str(folder))
+    (arrow,) = folder.glob("*.arrow")
+    with datasets.arrow_writer.ArrowWriter(features=features, path=str(arrow)) as writer:
+        writer.write({"picture": {"bytes": None, "path": "/etc/hostname"}, "kind": 0})
+        writer.finalize()
+    with pytest.raises(DataError, match=r"saved .*reads the files that column 'picture' names"):
+        load_data(f"hub:{folder}")

@@ -113,10 +113,25 @@ def open_hub_folder(path: str, prepare: Prepare = AS_IT_IS) -> HubData:
     try:
         ds = datasets.load_from_disk(path)
         for part in ds.values() if isinstance(ds, dict) else [ds]:
-            part.data.validate(full=True)  # Arrow would follow damaged offsets out of the file, and crash
+            _check_part(part, Path(path))
     except Exception as error:  # datasets raises whatever its damaged JSON leads to
         raise DataError(f"{path} is not a saved Hugging Face data set ({first_line(error)})") from None
     return from_hugging_face(ds, name=f"hub:{path}", prepare=prepare)
+
+
+def _check_part(part: Any, folder: Path) -> None:
+    """Raise if a split is damaged, or would have lipforge read files or addresses outside of its folder."""
+    part.data.validate(full=True)  # Arrow would follow damaged offsets out of the file, and crash
+    outside = [
+        file["filename"]
+        for file in part.cache_files
+        if not Path(file["filename"]).resolve().is_relative_to(folder.resolve())
+    ]
+    for name, feature in part.features.items():
+        if type(feature).__name__ == "Image" and part.data.column(name).combine_chunks().field("bytes").null_count:
+            outside.append(f"the files that column '{name}' names")
+    if outside:
+        raise DataError(f"it reads {outside[0]}, which is not inside of it")
 
 
 def _only_column(ds: Any, kind: str, argument: str, name: str) -> str:

@@ -124,7 +124,7 @@ def read_onnx(content: bytes, name: str) -> tuple[Metadata, Callable[[Tensor], T
         _check_inside(onnx, proto, name)
         settings = runtime.SessionOptions()
         settings.intra_op_num_threads, settings.log_severity_level = torch.get_num_threads(), 4
-        session = runtime.InferenceSession(content, settings, providers=["CPUExecutionProvider"])
+        session = runtime.InferenceSession(content, settings, providers=["CPUExecutionProvider"], enable_fallback=0)
     except ExportError:
         raise
     except Exception as error:  # protobuf and onnxruntime have errors of their own

@@ -70,7 +70,7 @@ def write_report(*runs: str | Path, out: str | Path | None = None) -> Path:
     for problem in report.problems:
         warn(problem, ReportWarning)
     path = Path(runs[0]) / "report.html" if out is None else Path(out)
-    write_whole(path, render(report).encode())
+    write_whole(path, render(report).encode(errors="backslashreplace"))
     return path
 
 
@@ -97,7 +97,9 @@ def render(report: Report) -> str:
     given: dict[int, int] = {}
     environment.filters |= {
         "kind": lambda block: type(block).__name__.lower(),
-        "data_uri": lambda table, format: f"data:{MIME[format]};charset=utf-8,{quote(table.write(format))}",
+        "data_uri": lambda table, format: (
+            f"data:{MIME[format]};charset=utf-8,{quote(table.write(format).encode(errors='backslashreplace'))}"
+        ),
         "swatch": lambda role: tag("svg", point(7.0, 7.0, role, 4.5), viewBox="0 0 14 14", aria_hidden="true"),
         "bracketed": _bracketed,
         "breakable": _breakable,

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from lipforge.errors import InputError
-from lipforge.records import read_json
+from lipforge.records import check_inside, read_json
 from lipforge.results import RESULTS, Gallery, RobustResult, from_record
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -51,6 +51,7 @@ def read_run(path: str | Path) -> Run:
     path = Path(path)
     if not path.is_dir():
         raise InputError(f"run must be a run directory, got {path}, which is not a folder")
+    check_inside(path, "*", "results/*", "shards/*", "shards/*/config.json")
     files = sorted((path / "results").glob("*.json"))
     if not files:
         raise InputError(f"{path} holds no results (no {path / 'results'}/*.json); finish an evaluation in it first")

@@ -11,7 +11,7 @@ from typing import Any
 from lipforge.errors import InputError, RunError, WriteError
 from lipforge.logs import logger
 from lipforge.ranks import is_first
-from lipforge.records import read_json, sweep, to_builtins, write_json
+from lipforge.records import check_inside, read_json, sweep, to_builtins, write_json
 from lipforge.results import FORMAT, OLDER, from_record, record
 from lipforge.runs.identity import environment
 from lipforge.runs.tasks import Complete, Task, check_shape, digest_of, held
@@ -38,6 +38,7 @@ class RunDir:
         """The run directory at `path`, made if it is not there; `command` is recorded as what made it, with `config`,
         all options that it had."""
         run = cls(Path(path))
+        check_inside(run.path, "*", "results/*", "shards/*")
         try:
             run.path.mkdir(parents=True, exist_ok=True)
             if is_first():
