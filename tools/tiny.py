@@ -146,7 +146,10 @@ def facts(folder: Path) -> dict[str, Any]:
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
         if path.suffix == ".json" and path.name != "environment.json" and not path.name.startswith("."):
-            found[name] = _timeless(json.loads(path.read_bytes()))
+            try:
+                found[name] = _timeless(json.loads(path.read_bytes()))
+            except ValueError:
+                found[name] = "damaged"
         elif path.suffix == ".jsonl":
             found[name] = [_timeless(json.loads(line)) for line in path.read_text().splitlines()]
         elif path.suffix == ".safetensors":

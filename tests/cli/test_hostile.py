@@ -54,7 +54,9 @@ def test_commands_that_say_nothing_of_a_download_open_no_connection(model_file, 
     assert "wrote run/report.html" in ended.stdout
 
 
-@pytest.mark.parametrize("command", ["evaluate SPEC --weights odd.safetensors --data cifar10-sample", "data check folder:odd"])
+@pytest.mark.parametrize(
+    "command", ["evaluate SPEC --weights odd.safetensors --data cifar10-sample", "data check folder:odd"]
+)
 def test_escape_codes_in_names_do_not_reach_the_terminal(run, model_file, tmp_path, command):
     save_file({f"head.{ESCAPE}": torch.zeros(1)}, tmp_path / "odd.safetensors")
     (tmp_path / "odd" / ESCAPE).mkdir(parents=True)

@@ -1,11 +1,15 @@
 """The page as a browser shows it: Chromium, headless, with the network watched."""
 
 import shutil
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from lipforge.reports import write_report
-from tests.reports.made import full_run
+from lipforge.results import Note
+from lipforge.runs import RunDir
+from tests.reports.made import full_run, robust
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -133,3 +137,18 @@ def test_printing_shows_everything_and_no_controls(visit):
     assert page.locator("nav").is_hidden()
     assert page.locator(".downloads").first.is_hidden()
     assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+def test_names_with_scripts_in_them_run_nothing(browser, tmp_path):
+    evil = "<script>document.title='ran'</script><img src=x onerror=\"document.title='ran'\">"
+    names: dict[str, Any] = dict.fromkeys(("label", "model", "data", "attack"), evil)
+    RunDir.open(tmp_path / evil.replace("/", ""), command=evil).write_result(
+        "a", replace(robust("base", (52, 16, 1, 0), 64), **names, notes=(Note(evil, evil),))
+    )
+    page = browser.new_page()
+    page.goto(write_report(tmp_path / evil.replace("/", ""), out=tmp_path / "r.html").as_uri())
+    assert evil in page.evaluate("document.body.innerText + document.body.textContent")
+    assert page.title() != "ran"
+    policy = page.evaluate("document.querySelector('meta[http-equiv=Content-Security-Policy]').content")
+    assert policy.startswith("default-src 'none'")
+    page.close()
