@@ -23,6 +23,7 @@ ALLOWED = {
     **{part: GROUND | {part} for part in ("forge", "attacks", "models", "data", "runs")},
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "training": GROUND | {"training", "attacks", "runs"},
+    "corruptions": GROUND | {"corruptions", "data", "evaluation", "runs"},
     "certification": GROUND | {"certification", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
     "deployment": GROUND | {"deployment", "forge"},

@@ -45,6 +45,7 @@ SIZES: dict[str, dict[str, int]] = {
     "improve": {"--calibrate": 100, "--validate": 2, "--max-cost": 2},
     "evaluate": {"--limit": 2, "--probe": 2},
     "curve": {"--limit": 3},
+    "corrupt": {"--limit": 3},
     "sweep": {"--limit": 3},
     "transfer": {"--limit": 3},
     "audit": {"--limit": 3},

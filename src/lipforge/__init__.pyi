@@ -23,6 +23,8 @@ from lipforge.attacks import parse_attack as parse_attack
 from lipforge.auditing import audit as audit
 from lipforge.auditing import audit_plan as audit_plan
 from lipforge.certification import certify as certify
+from lipforge.corruptions import corrupt as corrupt
+from lipforge.corruptions import corrupt_images as corrupt_images
 from lipforge.data import FolderOptions as FolderOptions
 from lipforge.data import check_data as check_data
 from lipforge.data import from_arrays as from_arrays
@@ -82,11 +84,14 @@ from lipforge.results import Analysis as Analysis
 from lipforge.results import AuditReport as AuditReport
 from lipforge.results import CertifyResult as CertifyResult
 from lipforge.results import Comparison as Comparison
+from lipforge.results import CorruptComparison as CorruptComparison
+from lipforge.results import CorruptResult as CorruptResult
 from lipforge.results import CurveComparison as CurveComparison
 from lipforge.results import CurveResult as CurveResult
 from lipforge.results import ExportResult as ExportResult
 from lipforge.results import Reproduction as Reproduction
 from lipforge.results import RobustResult as RobustResult
+from lipforge.results import compare_corrupted as compare_corrupted
 from lipforge.results import compare_curves as compare_curves
 from lipforge.runs import RunDir as RunDir
 from lipforge.search import choose_ratio as choose_ratio

@@ -5,12 +5,14 @@ import importlib.util
 import pytest
 
 from lipforge.attacks import FGSM
+from lipforge.corruptions import corrupt
 from lipforge.evaluation import curve, evaluate, sweep, transfer
 from lipforge.improvement import improve
-from lipforge.results import RESULTS, compare_curves, record
+from lipforge.results import RESULTS, compare_corrupted, compare_curves, record
 from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
+from tests.evaluation.toys import labelled, linear
 from tests.improvement.lopsided import Lopsided, symmetric
 from tests.schemas import SCHEMAS, problems
 
@@ -41,6 +43,8 @@ def _results():
         improve(Lopsided(), symmetric(40), THREATS[0], calibrate=0, validate=20, parts=("tta",), max_cost=2).record,
         found := curve(model, data, "linf", eps=0.02, attack="fmn:steps=3"),
         compare_curves(found, found),
+        seen := corrupt(linear(size=8), labelled(linear(size=8), size=8), corruptions=["contrast"]),
+        compare_corrupted(seen, seen),
     ]
 
 

@@ -19,6 +19,7 @@ from lipforge.results import (
     CertifyResult,
     Check,
     Comparison,
+    CorruptResult,
     CurvePoint,
     CurveResult,
     DemoResult,
@@ -37,8 +38,10 @@ from lipforge.results import (
     SweepRow,
     TransferResult,
     Verdict,
+    compare_corrupted,
     compare_curves,
 )
+from lipforge.results.corruption import corrupt_fields
 from lipforge.results.curve import curve_fields
 from lipforge.runs import RunDir
 from lipforge.statistics import clopper_pearson, compare, paired
@@ -276,6 +279,26 @@ def curve(label: str, scale: float = 1.0) -> CurveResult:
     )
 
 
+def corrupt(label: str, shift: int = 0) -> CorruptResult:
+    """Images of rising difficulty, of which `shift` more are right; one in four is misclassified when clean."""
+    marks = {
+        (name, severity): "".join(str(int(place < 130 - 20 * severity + shift)) for place in range(COUNT))
+        for name in ("fog", "frost")
+        for severity in (1, 3, 5)
+    }
+    return CorruptResult(
+        label=label,
+        model="cifar10-resnet",
+        data="cifar10:test",
+        source="made as CIFAR-10-C",
+        seed=0,
+        **corrupt_fields(marks, "1110" * (COUNT // 4), relative_to_alexnet=False),
+        forwards=1400,
+        seconds=4.0,
+        notes=("frost is not the published one: textures are generated; the published ones are photographs",),
+    )
+
+
 def transfer() -> TransferResult:
     return TransferResult(
         source="base",
@@ -356,6 +379,9 @@ def full_run(path: Path, verdict: Verdict = "not real") -> Path:
             ("curve__base", curve("base")),
             ("curve__forged", curve("forged", 1.1)),
             ("curves__forged-against-base", compare_curves(curve("base"), curve("forged", 1.1))),
+            ("corrupt__base", corrupt("base")),
+            ("corrupt__forged", corrupt("forged", 4)),
+            ("corrupted__forged-against-base", compare_corrupted(corrupt("base"), corrupt("forged", 4))),
             ("transfer__base-to-forged", transfer()),
             ("gallery", gallery()),
         ):

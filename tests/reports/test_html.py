@@ -13,8 +13,8 @@ from lipforge.results import VERDICTS, Note
 from lipforge.runs import RunDir
 from tests.reports.made import analysis, audit, certificate, demo, full_run, robust, sweep, write_values
 
-ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "waterfall", "audit", "layers", "certified", "gallery",
-       "cost", "provenance"]  # fmt: skip
+ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "corrupt", "waterfall", "audit", "layers", "certified",
+       "gallery", "cost", "provenance"]  # fmt: skip
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
 
@@ -119,7 +119,7 @@ def names_of(page):
 
 @pytest.mark.parametrize("kind", ["robust", "comparison", "search", "sweep", "transfer", "certify", "analysis", "audit",
                                   "gallery", "demo", "improve", "export", "reproduction", "curve",
-                                  "curve_comparison"])  # fmt: skip
+                                  "curve_comparison", "corrupt", "corrupt_comparison"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
 @pytest.mark.parametrize("values", [{}, {"points": [{}], "scores": [1], "rows": [{}], "items": 3, "layers": [{}]}])
 def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, values):
@@ -264,6 +264,19 @@ def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
     write_values(tmp_path, "audit", "audit", found)
     (verdict,) = build_report(tmp_path).sections[0].blocks
     assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under the union of all attacks"
+
+
+def test_corruptions_are_drawn_over_severity_and_compared_by_corruption(tmp_path):
+    (section,) = [one for one in build_report(full_run(tmp_path / "run")).sections if one.name == "corrupt"]
+    figure, grid, compared, notes = section.blocks
+    base, forged = figure.charts[0].series
+    assert [(point.x, point.y) for point in base.points] == [(0, 0.75), (1, 0.55), (3, 0.35), (5, 0.15)]
+    assert forged.points[1].y == pytest.approx(0.57)
+    assert figure.table.texts()[-1][1].startswith("35.0 [")
+    assert grid.table.texts()[0][0] == "fog"
+    assert grid.table.texts()[0][-2:] == ["12", "0"]  # 4 images at 3 severities
+    assert compared.items[0].startswith("forged against base: corrupted +2.0")
+    assert "frost is not the published one" in notes.items[0]
 
 
 def test_a_curve_is_drawn_with_its_band_and_compared(tmp_path):

@@ -18,6 +18,7 @@ from lipforge.cli.analyse import analyse
 from lipforge.cli.audit import audit
 from lipforge.cli.certify import certify
 from lipforge.cli.config import read_config
+from lipforge.cli.corrupt import corrupt
 from lipforge.cli.curve import curve
 from lipforge.cli.demo import demo
 from lipforge.cli.evaluate import evaluate
@@ -46,8 +47,8 @@ PACKAGE = Path(__file__).parent.parent
 USAGE_ERROR: Any = BadParameter.__base__  # of click, which typer brings along or imports, depending on its version
 
 COMMANDS = (
-    demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, curve, export, train, report,
-    certify, analyse, reproduce,
+    demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, curve, corrupt, export, train,
+    report, certify, analyse, reproduce,
 )  # fmt: skip
 
 RENAMED = {

@@ -19,6 +19,13 @@ from lipforge.results.audit import (
 )
 from lipforge.results.certification import CertifiedImage, CertifyCost, CertifyResult, CurvePoint, curve_point
 from lipforge.results.change import Change
+from lipforge.results.corruption import (
+    CorruptComparison,
+    CorruptionCell,
+    CorruptionDifference,
+    CorruptResult,
+    compare_corrupted,
+)
 from lipforge.results.curve import CurveComparison, CurveResult, RadiusComparison, compare_curves
 from lipforge.results.demo import DemoResult, Gallery, GalleryItem
 from lipforge.results.evaluation import (
@@ -52,9 +59,9 @@ OLDER = (
 
 RESULTS: dict[str, type[Any]] = {
     result.kind: result
-    for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, CurveComparison,
-                   CurveResult, DemoResult, Estimate, ExportResult, Gallery, Improvement, Reproduction, RobustResult,
-                   SearchResult, SweepResult, TransferResult)
+    for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, CorruptComparison,
+                   CorruptResult, CurveComparison, CurveResult, DemoResult, Estimate, ExportResult, Gallery,
+                   Improvement, Reproduction, RobustResult, SearchResult, SweepResult, TransferResult)
 }  # fmt: skip
 
 

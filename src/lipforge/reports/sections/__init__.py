@@ -5,6 +5,7 @@ from collections.abc import Callable
 from lipforge.reports.blocks import Section
 from lipforge.reports.read import Run
 from lipforge.reports.sections.audit import evidence, verdict
+from lipforge.reports.sections.corruptions import corrupted
 from lipforge.reports.sections.curves import certified, robustness_curves, sweeps, tradeoff
 from lipforge.reports.sections.evaluations import accuracy, cost, waterfall
 from lipforge.reports.sections.improve import improvements
@@ -13,6 +14,6 @@ from lipforge.reports.sections.overview import about, compare_runs, provenance
 from lipforge.reports.sections.reproduction import reproductions
 
 SECTIONS: tuple[Callable[[Run], Section], ...] = (
-    verdict, reproductions, accuracy, improvements, tradeoff, robustness_curves, sweeps, waterfall, evidence, layers,
-    certified, pictures, cost, provenance,
+    verdict, reproductions, accuracy, improvements, tradeoff, robustness_curves, sweeps, corrupted, waterfall, evidence,
+    layers, certified, pictures, cost, provenance,
 )  # fmt: skip
