@@ -120,3 +120,13 @@ def test_two_processes_make_the_claims_of_one_and_only_the_first_prints(run, env
     assert ended.returncode == 0, ended.stderr
     (shared,), (alone,) = (json.loads(out)["results"] for out in (ended.stdout, run(*arguments).out))
     assert without_seconds(shared) == without_seconds(alone)
+
+
+@pytest.mark.parametrize(("sigma", "warned"), [("0.5", True), ("0.02", False)])
+def test_a_sigma_that_the_model_was_not_trained_for_is_named_before_the_work(run, sigma, warned):
+    given = ("--data", "cifar10-sample", "--limit", 16, "--sigma", sigma, "--n", 10, "--estimate")
+    ended = run("certify", "cifar10-resnet", *given)
+    assert ended.code == 0, ended.err
+    assert (
+        f"under Gaussian noise of sigma {sigma} (16 images, 4 draws each); it was evidently not" in ended.err
+    ) == warned

@@ -103,7 +103,7 @@ def certify(
     if batch_size < 1:
         raise InputError(f"batch_size must be at least 1, got {batch_size}")
     experiment = Experiment.open(data, classifier, run=run, identity=identity, show_progress=show_progress)
-    positions = _positions(experiment.data, skip, limit)
+    positions = positions_of(experiment.data, skip, limit)
     name, size = task_name(label, smoothing), max(1, SHARD_DRAWS // (n0 + n))
     config = {**asdict(smoothing), "skip": skip}
     task = experiment.task(name, {"model": classifier}, config, positions=positions, shard_size=size)
@@ -157,13 +157,13 @@ def certify_cost(
 ) -> CertifyCost:
     """The cost of `certify` with the same arguments, from one timed batch of noise and logits after one to warm up."""
     smoothing, experiment = Smoothing(sigma, n0, n), Experiment.open(data, classifier)
-    positions = _positions(experiment.data, skip, limit)
+    positions = positions_of(experiment.data, skip, limit)
     image, size = experiment.read(positions[:1]).x, min(batch_size, n)
     ids = torch.zeros(size, dtype=torch.int64, device=image.device)
     for _ in range(2):
         started = time.perf_counter()
         noisy = smoothing.noisy(image.expand(size, -1, -1, -1), ids, torch.arange(size, device=image.device), SELECTION)
-        _logits(classifier, noisy).argmax(dim=1).sum().item()  # .item() waits for the device
+        sure_logits(classifier, noisy).argmax(dim=1).sum().item()  # .item() waits for the device
         seconds = time.perf_counter() - started
     count, per_image = len(positions), seconds / size * (n0 + n)
     return CertifyCost(count, count * (n0 + n), per_image * count, per_image, 2 * size, change=change_of(classifier))
@@ -187,7 +187,7 @@ def default_radii(sigma: float) -> tuple[float, ...]:
     return tuple(sigma * step / 2 for step in range(8))
 
 
-def _positions(data: ImageData, skip: int, limit: int | None) -> range:
+def positions_of(data: ImageData, skip: int, limit: int | None) -> range:
     if skip < 1 or (limit is not None and limit < 1):
         raise InputError(f"skip and limit must be at least 1, got skip={skip}, limit={limit}")
     if len(data) == 0:
@@ -231,7 +231,7 @@ def _count_classes(
     counts: Tensor | None = None
     for part in torch.split(torch.arange(len(shard.x) * draws, device=shard.x.device), batch_size):
         at = part // draws
-        logits = _logits(classifier, smoothing.noisy(shard.x[at], shard.ids[at], part % draws, stream))
+        logits = sure_logits(classifier, smoothing.noisy(shard.x[at], shard.ids[at], part % draws, stream))
         if counts is None:
             counts = torch.zeros(len(shard.x), logits.shape[1], dtype=torch.int64, device=shard.x.device)
         counts.index_put_((at, logits.argmax(dim=1)), torch.ones_like(at), accumulate=True)
@@ -239,7 +239,7 @@ def _count_classes(
     return counts
 
 
-def _logits(classifier: Classifier, images: Tensor) -> Tensor:
+def sure_logits(classifier: Classifier, images: Tensor) -> Tensor:
     """The logits (N, K), or an error: a NaN would be counted as some class."""
     logits = logits_in(classifier(images), rows=len(images))
     if logits.isnan().any():

@@ -37,6 +37,8 @@ def certify(
 ) -> None:
     """Certify that no perturbation of an l2 norm below a radius changes the answer of the smoothed classifier.
 
+    A note says beforehand if the model was evidently not trained for sigma.
+
     [bold]Examples[/]
 
     lipforge certify cifar10-resnet --data cifar10 --skip 20 --estimate
@@ -45,7 +47,7 @@ def certify(
 
     torchrun --nproc-per-node 8 -m -- lipforge certify my_model.py:build --skip 20 --run runs/smooth
     """
-    from lipforge.certification import Smoothing, certify_cost
+    from lipforge.certification import Smoothing, certify_cost, noise_pilot
 
     smoothing = Smoothing(parse_number(sigma, name="sigma"), n0, n, alpha, keep.seed, only_correct)
     chosen = None if radii is None else [parse_number(part, name="radii") for part in radii.split(",")]
@@ -55,6 +57,10 @@ def certify(
     among = replace(data, limit=drawn)
     with options.session(models, among) as (rank, images, model, _):
         views = recipe.views(model)
+        for label, view in views.items() if rank.is_first else ():
+            pilot = noise_pilot(view, images, sigma=smoothing.sigma, skip=skip, limit=data.limit, seed=keep.seed)
+            if pilot.untrained:
+                note(f"{label}: {pilot}")
         if estimate:
             if rank.is_first:
                 cost |= {"sigma": smoothing.sigma, "n0": n0, "n": n}
