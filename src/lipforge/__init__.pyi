@@ -74,8 +74,10 @@ from lipforge.forge import straight_through as straight_through
 from lipforge.forge import with_fold as with_fold
 from lipforge.improvement import ImproveResult as ImproveResult
 from lipforge.improvement import improve as improve
+from lipforge.models import leaderboard_of as leaderboard_of
 from lipforge.models import list_models as list_models
 from lipforge.models import load_model as load_model
+from lipforge.models import model_info as model_info
 from lipforge.reports import write_report as write_report
 from lipforge.reproduction import Source as Source
 from lipforge.reproduction import reproduce as reproduce

@@ -29,3 +29,34 @@ def test_json_has_a_result_for_each_model_and_zoo(run):
     found = results_of(run("models", "--json").out)
     models = [{"kind": "model", **to_builtins(one)} for one in known_models()]
     assert found == [*models, *({"kind": "zoo", **to_builtins(zoo)} for zoo in zoos())]
+
+
+def test_our_model_stands_beside_the_leaderboard_without_a_rank(run):
+    ended = run(
+        "evaluate",
+        "cifar10-resnet",
+        "--data",
+        "cifar10-sample",
+        "--limit",
+        4,
+        "--attack",
+        "fgsm",
+        "--model-info",
+        "infos",
+    )
+    assert "has no autoattack_acc: the attack was fgsm, not AutoAttack standard (--attack autoattack)" in ended.err
+    assert "wrote infos/cifar10/Linf/cifar10-resnet.json" in ended.out
+    ended = run("models", "[cW]*", "--leaderboard", "cifar10/Linf", "--model-info", "infos", "--json")
+    found = {one["model"]: one for one in results_of(ended.out)}
+    assert (found["cifar10-resnet"]["rank"], found["cifar10-resnet"]["ranked"]) == (None, False)
+    assert found["cifar10-resnet"]["footnote"].startswith("base: fgsm, linf 8/255")
+    assert not any(name.startswith("A") for name in found)
+    ended = run("models", "[cW]*", "--leaderboard", "cifar10/Linf", "--model-info", "infos")
+    assert "cifar10-resnet is not ranked, it has no autoattack_acc: base: fgsm" in ended.out
+
+
+def test_wrong_use_of_the_leaderboard_is_explained(run):
+    assert "name it with --leaderboard cifar10/Linf" in run("models", "--model-info", "infos").err
+    assert "leaderboard must be one of cifar10/Linf" in run("models", "--leaderboard", "cifar10").err
+    ended = run("evaluate", "cifar10-resnet", "--data", "cifar10-sample", "--norm", "l1", "--model-info", "infos")
+    assert "RobustBench has no leaderboard for cifar10-sample" in ended.err

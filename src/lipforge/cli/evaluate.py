@@ -46,6 +46,12 @@ def evaluate(
     save_images: Annotated[
         bool, Option("--save-images", help="With --run: keep the adversarial images, as float32 safetensors.")
     ] = False,
+    model_info: Annotated[
+        str | None,
+        Option(
+            help="Also write RobustBench's model_info JSON of each model below this folder: DATASET/THREAT/NAME.json."
+        ),
+    ] = None,
     dtype: Dtype = "float32",
     interval: Annotated[str, Option(help="clopper-pearson or wilson.")] = "clopper-pearson",
     estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
@@ -72,12 +78,15 @@ def evaluate(
     torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
     from lipforge.evaluation import estimate as predict
+    from lipforge.models import check_board
     from lipforge.results.evaluation import UNRELIABLE_EXIT
 
     attacks, threat = [lf.parse_attack(text) for text in attack or ["fast"]], threats.threat
     if save_images and keep.run is None:
         raise InputError("--save-images needs --run, a directory to keep them in")
     with options.session(models, data) as (rank, images, model, _):
+        if model_info is not None:
+            check_board(images.name, threat.norm)
         views = {**recipe.views(model, view), **folded_views(model, fold or ())}
         example = images.batch([0])[0]
         views = {in_dtype_label(label, dtype): lf.in_dtype(one, example, dtype) for label, one in views.items()}
@@ -92,7 +101,8 @@ def evaluate(
         shared |= {"shard_size": shard_size, "save_images": save_images, "interval": interval, **keep.settings()}
         found = [lf.evaluate(views[label], images, one, threat, label=label, **shared) for label, one in pairs]
         if rank.is_first:
-            _report(found, in_dtype_label("base", dtype), keep, json)
+            infos = [] if model_info is None else _write_infos(found, model_info, recipe)
+            _report(found, in_dtype_label("base", dtype), keep, infos, json)
     # torchrun would take the exit code for a crash, and start the evaluation again.
     if any(one.unreliable for one in found) and not by_torchrun():
         raise Exit(UNRELIABLE_EXIT)
@@ -103,7 +113,22 @@ def in_dtype_label(label: str, dtype: str) -> str:
     return label if dtype == "float32" else f"{label} {dtype}"
 
 
-def _report(found: "list[lf.RobustResult]", base: str, keep: options.RunOptions, json: bool) -> None:
+def _write_infos(found: "list[lf.RobustResult]", folder: str, recipe: options.RecipeOptions) -> list[Path]:
+    """One file of RobustBench's form per model, with a note where it has no `autoattack_acc`."""
+    from lipforge.models import why_unofficial, write_model_info
+
+    tta = None if recipe.recipe is None else lf.load_recipe(recipe.recipe).tta
+    paths = []
+    for label in dict.fromkeys(one.label for one in found):
+        own = [one for one in found if one.label == label]
+        changed = own[0].change is not None and own[0].change.tta is not None
+        paths.append(write_model_info(own, folder, len(tta.transforms) if tta and changed else None))
+        if all(reasons := [why_unofficial(one) for one in own]):
+            note(f"{paths[-1]} has no autoattack_acc: {reasons[0]}")
+    return paths
+
+
+def _report(found: "list[lf.RobustResult]", base: str, keep: options.RunOptions, infos: list[Path], json: bool) -> None:
     if printed(json, found):
         return
     first = found[0]
@@ -131,7 +156,7 @@ def _report(found: "list[lf.RobustResult]", base: str, keep: options.RunOptions,
         if one.label != base and not one.label.startswith("straight_through") and one.attack in bases:
             about = f"{one.attack}, {one.label}" if several else one.attack
             say(f"{about}: {lf.compare(bases[one.attack], one)}")
-    say_wrote([] if keep.run is None else [Path(keep.run) / "results"])
+    say_wrote([*([] if keep.run is None else [Path(keep.run) / "results"]), *infos])
 
 
 def _show_estimates(found: "list[Estimate]", json: bool) -> None:
