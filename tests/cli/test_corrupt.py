@@ -29,7 +29,7 @@ def test_base_and_forged_are_shown_compared_drawn_and_kept(run, recipe, tmp_path
     ended = run("corrupt", "cifar10-resnet", *given)
     assert ended.code == 0, ended.err
     assert "forged against base: corrupted" in ended.out
-    assert "paired, each corruption by itself: fog" in ended.out
+    assert "forged against base: % correct, each corruption by itself" in ended.out
     assert "mean error" in ended.out
     assert (tmp_path / "corruptions.svg").read_text().startswith("<?xml")
     written = sorted(path.name.partition("__")[0] for path in (tmp_path / "runs/c/results").iterdir())

@@ -107,13 +107,23 @@ def _report(
         mce = "" if one.mce is None else f", mCE relative to AlexNet {percent(one.mce)}"
         say(f"clean {share_text(one.clean_accuracy, one.clean_interval)}, {error}{mce}")
     for pair in compared:
-        say(str(pair))
-        relative = "" if pair.relative_error is None else f"; errors relative to the base {pair.relative_error:.3f}"
-        say(f"  clean {points_text(pair.clean.difference, pair.clean.interval)}{relative}")
-        parts = (f"{part.corruption} {points_text(part.difference, part.interval)}" for part in pair.corruptions)
-        say(f"  paired, each corruption by itself: {'; '.join(parts)}")
+        _show_pair(pair)
     say(f"{sum(one.forwards for one in found):,} passes, {duration(sum(one.seconds for one in found))}")
     say_wrote([*paths, *keep.paths(*names)])
+
+
+def _show_pair(pair: "lf.CorruptComparison") -> None:
+    """The paired differences, each corruption by itself and all together."""
+    rows = [
+        [part.corruption, percent(part.base_accuracy), percent(part.candidate_accuracy),
+         points_text(part.difference, part.interval), f"{part.gained} / {part.lost}"]
+        for part in pair.corruptions
+    ]  # fmt: skip
+    columns = ["corruption", f">{pair.base}", f">{pair.candidate}", ">difference", ">gained / lost"]
+    show_table(f"{pair.candidate} against {pair.base}: % correct, each corruption by itself", columns, rows)
+    say(str(pair))
+    relative = "" if pair.relative_error is None else f"; errors relative to the base {pair.relative_error:.3f}"
+    say(f"  clean {points_text(pair.clean.difference, pair.clean.interval)}{relative}")
 
 
 def _rows(one: "lf.CorruptResult") -> list[Sequence[str]]:
