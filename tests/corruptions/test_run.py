@@ -178,7 +178,9 @@ def test_cifar_10_c_is_read_severity_by_severity(cifar_c):
     fresh = corrupt(model, data, corruptions=names)
     assert [cell.right for cell in read.cells] == [cell.right for cell in fresh.cells]
     assert len({cell.right for cell in read.cells}) > 1
-    assert (read.source, read.notes) == ("CIFAR-10-C files", ())
+    assert (read.source, read.notes) == ("files in CIFAR-10-C's layout", ())  # of two classes
+    ten = from_arrays(np.moveaxis(data.images, 1, 3), data.labels, classes=10)
+    assert corrupt(model, ten, corruptions=names, published=folder).source == "CIFAR-10-C files"
     some = corrupt(model, take(data, 8, seed=1), corruptions=names, published=folder)
     chosen = take(data, 8, seed=1).indices
     assert [cell.right for cell in some.cells] == ["".join(cell.right[at] for at in chosen) for cell in read.cells]

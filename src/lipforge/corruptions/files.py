@@ -24,6 +24,8 @@ from lipforge.sources import unit_range
 
 SAME_ORDER = 0.3
 """The least median correlation of corrupted and clean images; that of images which do not belong together is near 0."""
+CIFAR = {10: "CIFAR-10-C files", 100: "CIFAR-100-C files"}
+"""What files in this layout are called, by the number of classes."""
 FEWEST = 8
 """Fewer images say nothing about their order."""
 
@@ -66,10 +68,11 @@ class CifarFiles:
     labels: Ints = field(repr=False)
     places: Ints = field(repr=False)
     per_severity: int
+    classes: int
 
     @property
     def source(self) -> str:
-        return "CIFAR-10-C files"
+        return CIFAR.get(self.classes, "files in CIFAR-10-C's layout")
 
     def describe(self) -> dict[str, Any]:
         """The digest of the labels and of a few images of each file: all of them would take as long as the work."""
@@ -147,7 +150,7 @@ def _open_arrays(root: Path, data: ImageData, corruptions: Sequence[str]) -> Cif
             f"data must be the test set that {root} was made from ({count:,} images), whole or limited to some of its "
             f"images, got {data.name} of {len(below):,}"
         )
-    return CifarFiles(root, labels[:count], places, count)
+    return CifarFiles(root, labels[:count], places, count, data.classes)
 
 
 def _check_array(path: Path, count: int) -> None:
