@@ -24,7 +24,7 @@ ALLOWED = {
     "evaluation": GROUND | {"evaluation", "attacks", "runs"},
     "training": GROUND | {"training", "attacks", "runs"},
     "corruptions": GROUND | {"corruptions", "data", "evaluation", "runs"},
-    "certification": GROUND | {"certification", "runs"},
+    "certification": GROUND | {"certification", "forge", "attacks", "evaluation", "runs"},
     "analysis": GROUND | {"analysis", "forge"},
     "deployment": GROUND | {"deployment", "forge"},
     "search": GROUND | {"search", "forge", "attacks", "evaluation", "runs"},
