@@ -51,6 +51,7 @@ SIZES: dict[str, dict[str, int]] = {
     "audit": {"--limit": 3},
     "export": {"--limit": 4},
     "certify": {"--limit": 1},
+    "bracket": {"--limit": 2},
     "analyse": {"--images": 2},
     "train": {"--limit": 128, "--holdout": 8, "--epochs": 1},
     "demo": {"--count": 2},

@@ -22,6 +22,7 @@ from lipforge.attacks import from_torchattacks as from_torchattacks
 from lipforge.attacks import parse_attack as parse_attack
 from lipforge.auditing import audit as audit
 from lipforge.auditing import audit_plan as audit_plan
+from lipforge.certification import bracket as bracket
 from lipforge.certification import certify as certify
 from lipforge.corruptions import corrupt as corrupt
 from lipforge.corruptions import corrupt_images as corrupt_images
@@ -84,6 +85,8 @@ from lipforge.reproduction import reproduce as reproduce
 from lipforge.reproduction import reproduce_figure as reproduce_figure
 from lipforge.results import Analysis as Analysis
 from lipforge.results import AuditReport as AuditReport
+from lipforge.results import BracketComparison as BracketComparison
+from lipforge.results import BracketResult as BracketResult
 from lipforge.results import CertifyResult as CertifyResult
 from lipforge.results import Comparison as Comparison
 from lipforge.results import CorruptComparison as CorruptComparison
@@ -93,6 +96,7 @@ from lipforge.results import CurveResult as CurveResult
 from lipforge.results import ExportResult as ExportResult
 from lipforge.results import Reproduction as Reproduction
 from lipforge.results import RobustResult as RobustResult
+from lipforge.results import compare_brackets as compare_brackets
 from lipforge.results import compare_corrupted as compare_corrupted
 from lipforge.results import compare_curves as compare_curves
 from lipforge.runs import RunDir as RunDir

@@ -48,6 +48,10 @@ class WriteError(LipforgeError, OSError):
     """A file cannot be written: the disk is full, or its folder takes no files."""
 
 
+class BoundError(LipforgeError):
+    """A certificate and an attack contradict each other."""
+
+
 class AttackError(LipforgeError):
     """An attack of another tool, or of the user, raised an error; the message names it."""
 

@@ -5,10 +5,11 @@ import importlib.util
 import pytest
 
 from lipforge.attacks import FGSM
+from lipforge.certification import bracket
 from lipforge.corruptions import corrupt
 from lipforge.evaluation import curve, evaluate, sweep, transfer
 from lipforge.improvement import improve
-from lipforge.results import RESULTS, compare_corrupted, compare_curves, record
+from lipforge.results import RESULTS, compare_brackets, compare_corrupted, compare_curves, record
 from lipforge.search.choose import choose_ratio
 from lipforge.types import Threat
 from tests.attacks.oracles import small_images, small_net
@@ -45,6 +46,8 @@ def _results():
         compare_curves(found, found),
         seen := corrupt(linear(size=8), labelled(linear(size=8), size=8), corruptions=["contrast"]),
         compare_corrupted(seen, seen),
+        made := bracket(model, data, THREATS[0], attack="fgsm"),
+        compare_brackets(made, made),
     ]
 
 

@@ -119,7 +119,8 @@ def names_of(page):
 
 @pytest.mark.parametrize("kind", ["robust", "comparison", "search", "sweep", "transfer", "certify", "analysis", "audit",
                                   "gallery", "demo", "improve", "export", "reproduction", "curve",
-                                  "curve_comparison", "corrupt", "corrupt_comparison"])  # fmt: skip
+                                  "curve_comparison", "corrupt", "corrupt_comparison", "bracket",
+                                  "bracket_comparison"])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::lipforge.reports.html.ReportWarning")
 @pytest.mark.parametrize("values", [{}, {"points": [{}], "scores": [1], "rows": [{}], "items": 3, "layers": [{}]}])
 def test_a_result_that_lacks_everything_does_not_stop_the_page(tmp_path, kind, values):

@@ -16,6 +16,7 @@ from typer.rich_utils import rich_format_error
 from lipforge.cli import data
 from lipforge.cli.analyse import analyse
 from lipforge.cli.audit import audit
+from lipforge.cli.bracket import bracket
 from lipforge.cli.certify import certify
 from lipforge.cli.config import read_config
 from lipforge.cli.corrupt import corrupt
@@ -48,7 +49,7 @@ USAGE_ERROR: Any = BadParameter.__base__  # of click, which typer brings along o
 
 COMMANDS = (
     demo, models, improve, sites, forge, fold, search, sweep, transfer, audit, evaluate, curve, corrupt, export, train,
-    report, certify, analyse, reproduce,
+    report, certify, bracket, analyse, reproduce,
 )  # fmt: skip
 
 RENAMED = {

@@ -17,6 +17,7 @@ from lipforge.results.audit import (
     corrected,
     holm_objection,
 )
+from lipforge.results.bracket import CERTIFIED, UNKNOWN, BracketComparison, BracketResult, compare_brackets
 from lipforge.results.certification import CertifiedImage, CertifyCost, CertifyResult, CurvePoint, curve_point
 from lipforge.results.change import Change
 from lipforge.results.corruption import (
@@ -59,9 +60,10 @@ OLDER = (
 
 RESULTS: dict[str, type[Any]] = {
     result.kind: result
-    for result in (Analysis, AuditReport, CertifyCost, CertifyResult, CleanResult, Comparison, CorruptComparison,
-                   CorruptResult, CurveComparison, CurveResult, DemoResult, Estimate, ExportResult, Gallery,
-                   Improvement, Reproduction, RobustResult, SearchResult, SweepResult, TransferResult)
+    for result in (Analysis, AuditReport, BracketComparison, BracketResult, CertifyCost, CertifyResult, CleanResult,
+                   Comparison, CorruptComparison, CorruptResult, CurveComparison, CurveResult, DemoResult, Estimate,
+                   ExportResult, Gallery, Improvement, Reproduction, RobustResult, SearchResult, SweepResult,
+                   TransferResult)
 }  # fmt: skip
 
 
