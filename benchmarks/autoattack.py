@@ -7,7 +7,8 @@
 In every round each tool attacks every image of a model once, one tool after the other, with the round's number as the
 seed. Each measurement (model, tool, attack, seed) is written to benchmarks/results/autoattack.json, so an interrupted
 run resumes; --fresh measures everything again. If the code of the attacks has changed, lipforge is measured again, but
-not the reference. The last line is JSON; tools/tables.py puts the file's table into README and docs/attacks.md.
+not the reference. Times are CPU seconds, summed over threads, so that a busy machine does not distort them. The last
+line is JSON; tools/tables.py puts the file's table into README and docs/attacks.md.
 """
 
 import argparse
@@ -164,10 +165,10 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
     log.addHandler(reader)
     log.setLevel(logging.DEBUG)
     eps = Threat("linf", subject.eps).eps
-    started = time.perf_counter()
+    started = time.process_time()
     attack = pyautoattack.AutoAttack(model, norm="Linf", eps=eps, version="standard", seed=seed, device="cpu")
     x_adv, _ = attack.run_standard_evaluation(images.clone(), labels.clone(), batch_size=len(images))
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     log.removeHandler(reader)
     log.setLevel(level)
     with torch.no_grad():
@@ -177,11 +178,11 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
 
 def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str, seed: int) -> dict[str, Any]:
     """The same for an attack of lipforge, with the passes per image."""
-    started = time.perf_counter()
+    started = time.process_time()
     result: AttackResult = parse_attack(attack).run(
         model, images, labels, threat=Threat("linf", subject.eps), seed=seed
     )
-    seconds = time.perf_counter() - started
+    seconds = time.process_time() - started
     return {
         "clean": result.stages[0].robust,
         "robust": int((~result.broken).sum()),

@@ -19,7 +19,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "attacks.md")
 MARKED = re.compile(r"(<!-- autoattack.json -->\n).*?(<!-- end -->)", re.DOTALL)
 ATTACKS = ("autoattack", "fast")
 HEAD = (
-    "Model, eps", "clean", "robust: `pyautoattack` / `autoattack` / `fast`", "seconds",
+    "Model, eps", "clean", "robust: `pyautoattack` / `autoattack` / `fast`", "CPU seconds",
     "`autoattack` / reference", "reference / `fast`",
 )  # fmt: skip
 
