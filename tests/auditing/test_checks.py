@@ -1,6 +1,7 @@
 """Each check on measurements that are made up to pass and to fail, and the measurements on a line."""
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,13 +13,15 @@ from lipforge.auditing.pairs import changed_pair, pair_of
 from lipforge.auditing.plan import Plan
 from lipforge.errors import InputError, ModelError
 from lipforge.forge import count_zeros, fold_
-from lipforge.results import CertifyResult, CurvePoint, Note
+from lipforge.results import BracketResult, CertifyResult, CurvePoint, Note
+from lipforge.results.bracket import bracket_fields
 from lipforge.runs import Shard
 from lipforge.types import Threat
 from tests.auditing.quick import small
 from tests.nets import images
 
 YES, NO = True, False
+THREAT = Threat("linf", "2/255")
 
 
 def test_square_alone_must_break_nothing():
@@ -125,6 +128,31 @@ def test_certificates_are_compared_where_a_run_has_both():
     assert checks.smoothing([base, certificate("c", (0.6, 0.5))], "b", "c").passed
     assert checks.smoothing([base, certificate("c", (0.7, 0.3))], "b", "c").passed is False
     assert checks.smoothing([base], "b", "c").passed is None
+
+
+def bracketed(model, outcomes, **terms):
+    """A bracket of a model with that digest: c is certified, u unknown, b broken by the attack."""
+    words = tuple({"c": "certified", "u": "unknown", "b": "apgd"}[letter] for letter in outcomes)
+    fields = {"label": model, "model": "", "data": "d", "attack": "fast", "threat": str(THREAT), "norm": "linf",
+              "eps": THREAT.eps, "seed": 0, "method": "crown", "margin": (0.0,) * len(words), "quick": 0, "bounded": 0,
+              "seconds": 1.0, "attack_seconds": 1.0, "notes": (), "model_digest": model,
+              "data_digest": "d"}  # fmt: skip
+    return BracketResult(**{**fields, **bracket_fields(words), **terms})
+
+
+def test_a_bracket_decides_where_it_proves_something():
+    check = partial(checks.bracket, base="b", candidate="c", threat=THREAT)
+    assert check([bracketed("b", "bbbu"), bracketed("c", "ccbb")]).passed is True
+    assert check([bracketed("b", "cccb"), bracketed("c", "ubbb")]).passed is False
+    assert check([bracketed("b", "cuub"), bracketed("c", "ccub")]).passed is None
+    assert "overlap" in check([bracketed("b", "cuub"), bracketed("c", "ccub")]).evidence
+
+
+def test_brackets_of_another_model_or_on_other_terms_say_nothing():
+    check = partial(checks.bracket, base="b", candidate="c", threat=THREAT)
+    assert "lipforge bracket makes them" in check([bracketed("b", "bbbb")]).evidence
+    for term in ({"eps": 0.5}, {"method": "crown-ibp"}, {"data_digest": "e"}, {"model_digest": "x"}):
+        assert check([bracketed("b", "bbbb"), bracketed("c", "cccc", **term)]).passed is None
 
 
 def test_certificates_of_another_model_or_on_other_terms_vouch_for_nothing():

@@ -63,7 +63,7 @@ def gathered():
     return gather(
         to_builtins([first, second]),
         None,
-        Check("certified", None, ""),
+        [Check("certified", None, "")],
         ABOUT,
         PLAN.stages(["mine"]),
         PLAN,

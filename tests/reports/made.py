@@ -16,6 +16,7 @@ from lipforge.results import (
     AuditNote,
     AuditReport,
     AuditRow,
+    BracketResult,
     CertifyResult,
     Check,
     Comparison,
@@ -38,9 +39,11 @@ from lipforge.results import (
     SweepRow,
     TransferResult,
     Verdict,
+    compare_brackets,
     compare_corrupted,
     compare_curves,
 )
+from lipforge.results.bracket import bracket_fields
 from lipforge.results.corruption import corrupt_fields
 from lipforge.results.curve import curve_fields
 from lipforge.runs import RunDir
@@ -279,6 +282,29 @@ def curve(label: str, scale: float = 1.0) -> CurveResult:
     )
 
 
+def bracket(label: str, certified: int) -> BracketResult:
+    """So many images certified, 40 broken, the rest unknown."""
+    outcome = ("certified",) * certified + ("unknown",) * (COUNT - 40 - certified) + ("apgd",) * 40
+    return BracketResult(
+        label=label,
+        model="cifar10-resnet",
+        data="cifar10:test",
+        attack="fast",
+        threat="linf 2/255",
+        norm="linf",
+        eps=2 / 255,
+        seed=0,
+        method="crown",
+        **bracket_fields(outcome),
+        margin=(0.1,) * COUNT,
+        quick=9,
+        bounded=COUNT,
+        seconds=4.0,
+        attack_seconds=1.0,
+        notes=(),
+    )
+
+
 def corrupt(label: str, shift: int = 0) -> CorruptResult:
     """Images of rising difficulty, of which `shift` more are right; one in four is misclassified when clean."""
     marks = {
@@ -379,6 +405,9 @@ def full_run(path: Path, verdict: Verdict = "not real") -> Path:
             ("curve__base", curve("base")),
             ("curve__forged", curve("forged", 1.1)),
             ("curves__forged-against-base", compare_curves(curve("base"), curve("forged", 1.1))),
+            ("bracket__base", bracket("base", 110)),
+            ("bracket__forged", bracket("forged", 100)),
+            ("brackets__forged-against-base", compare_brackets(bracket("base", 110), bracket("forged", 100))),
             ("corrupt__base", corrupt("base")),
             ("corrupt__forged", corrupt("forged", 4)),
             ("corrupted__forged-against-base", compare_corrupted(corrupt("base"), corrupt("forged", 4))),

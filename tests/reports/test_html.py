@@ -13,8 +13,8 @@ from lipforge.results import VERDICTS, Note
 from lipforge.runs import RunDir
 from tests.reports.made import analysis, audit, certificate, demo, full_run, robust, sweep, write_values
 
-ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "corrupt", "waterfall", "audit", "layers", "certified",
-       "gallery", "cost", "provenance"]  # fmt: skip
+ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "corrupt", "waterfall", "audit", "layers", "bracket",
+       "certified", "gallery", "cost", "provenance"]  # fmt: skip
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
 
 
@@ -265,6 +265,14 @@ def test_a_verdict_that_begins_with_a_number_becomes_a_sentence(tmp_path):
     write_values(tmp_path, "audit", "audit", found)
     (verdict,) = build_report(tmp_path).sections[0].blocks
     assert verdict.sentence == "The difference is +0.0 points [-1.0, +1.0] under the union of all attacks"
+
+
+def test_brackets_are_tabled_and_compared(tmp_path):
+    (section,) = [one for one in build_report(full_run(tmp_path / "run")).sections if one.name == "bracket"]
+    table, compared = section.blocks
+    assert [row[0] for row in table.table.rows] == ["base", "forged"]
+    assert [row[-1] for row in table.table.rows] == [50, 60]
+    assert "the brackets overlap" in compared.items[0]
 
 
 def test_corruptions_are_drawn_over_severity_and_compared_by_corruption(tmp_path):

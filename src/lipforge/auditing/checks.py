@@ -15,7 +15,7 @@ from lipforge.auditing.pairs import Pair
 from lipforge.auditing.plan import Plan
 from lipforge.forge import Fold
 from lipforge.outputs import logits_in
-from lipforge.results import CertifyResult, Check, Note
+from lipforge.results import BracketResult, CertifyResult, Check, Note, compare_brackets
 from lipforge.runs import Shard
 from lipforge.text import eps_text
 from lipforge.types import Classifier, Threat
@@ -249,6 +249,22 @@ def smoothing(results: Sequence[CertifyResult], base: str, candidate: str) -> Ch
         return Check(name, None, "the certificates of the two have no radius in common")
     texts = [f"{100 * a:.1f} and {100 * b:.1f} at {radius:g} (sigma {sigma:g})" for sigma, radius, a, b in found]
     return Check(name, all(b >= a for *_, a, b in found), f"base and candidate: {', '.join(texts)}")
+
+
+def bracket(results: Sequence[BracketResult], base: str, candidate: str, threat: Threat) -> Check:
+    """No certified bracket may prove the base more robust, where a run has those of both models under this threat; it
+    passes only where one proves the candidate more robust."""
+    name = "no bracket proves the base more robust"
+    here = [each for each in results if (each.norm, each.eps) == (threat.norm, threat.eps)]
+    ones, others = ([each for each in here if each.model_digest == digest] for digest in (base, candidate))
+    terms = ("attack", "seed", "method", "count", "data_digest")
+    pairs = [(a, b) for a in ones for b in others if all(getattr(a, term) == getattr(b, term) for term in terms)]
+    if not pairs:
+        return Check(name, None, f"the run has no brackets of the two at {threat}; lipforge bracket makes them")
+    found = [compare_brackets(*pair) for pair in pairs]
+    decided = {each.decides for each in found} - {None}
+    passed = "base" not in decided if decided else None
+    return Check(name, passed, "; ".join(map(str, found)))
 
 
 def _only(weak: Sequence[bool], strong: Sequence[bool]) -> int:

@@ -17,7 +17,7 @@ from lipforge.statistics import Comparison, paired
 def gather(
     shards: Sequence[Mapping[str, Any]],
     measured: Mapping[str, Any] | None,
-    smoothing: Check,
+    certified: Sequence[Check],
     about: Mapping[str, Any],
     stages: list[str],
     plan: Plan,
@@ -25,7 +25,8 @@ def gather(
     chosen_on: Sequence[bool] = (),
 ) -> AuditReport:
     """The report that the shards of an audit make up; `about` are its fields that no shard knows, `others` the p-values
-    of the other audits of the run, and `chosen_on` says which images chose the ratio."""
+    of the other audits of the run, `certified` the checks of its certificates, and `chosen_on` says which images chose
+    the ratio."""
     sides = {side: [shard[side] for shard in shards] for side in SIDES}
     base, candidate = (joined(sides[side], "outcome") for side in SIDES)
     clean, non_adaptive, union = comparisons(shards, stages)
@@ -44,7 +45,7 @@ def gather(
         rows=_rows(base, candidate, stages, shards),
         checks=(
             *_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes, stages),
-            smoothing,
+            *certified,
         ),
         base_effort=_effort(sides["base"]),
         candidate_effort=_effort(sides["candidate"]),

@@ -35,7 +35,7 @@ from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import first_images, prepared_once, setting_of
 from lipforge.forge import Fold, with_fold
 from lipforge.ranks import from_first, is_first
-from lipforge.results import CertifyResult, Improvement, SearchResult
+from lipforge.results import BracketResult, CertifyResult, Improvement, SearchResult
 from lipforge.results.audit import AuditReport, Check
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of
 from lipforge.runs.identity import image_digests, model_identity, threat_slug
@@ -128,8 +128,8 @@ def audit(
     stages = plan.stages(list(pair.candidate.views), **further)
     if not any(shard[side]["gradients"].get(STRAIGHT) for shard in shards for side in SIDES):
         stages = [stage for stage in stages if stage != STRAIGHT]  # nothing rounds
-    smoothing, chosen_on = _smoothing_check(pair, kept.values()), _chosen_on(kept.values(), data)
-    report = gather(shards, measured, smoothing, about, stages, plan, others, chosen_on)
+    certified, chosen_on = _certified(pair, kept.values(), threat), _chosen_on(kept.values(), data)
+    report = gather(shards, measured, certified, about, stages, plan, others, chosen_on)
     return experiment.finish(task, report)
 
 
@@ -306,8 +306,10 @@ def _chosen_on(results: Iterable[Any], data: ImageData) -> list[bool]:
     return [image in seen for image in image_digests(data)] if seen else []
 
 
-def _smoothing_check(pair: Pair, results: Iterable[Any]) -> Check:
+def _certified(pair: Pair, results: Iterable[Any], threat: Threat) -> tuple[Check, Check]:
+    """What the run's certificates of the two models say, by smoothing and by bounds."""
     certificates = [result for result in results if isinstance(result, CertifyResult) and result.model_digest]
+    brackets = [result for result in results if isinstance(result, BracketResult) and result.model_digest]
     sides = (getattr(side.classifier, "original", side.classifier) for side in (pair.base, pair.candidate))
     base, candidate = (digest_of(model_identity(side)) for side in sides)
-    return checks.smoothing(certificates, base, candidate)
+    return checks.bracket(brackets, base, candidate, threat), checks.smoothing(certificates, base, candidate)

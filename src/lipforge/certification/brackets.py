@@ -85,6 +85,7 @@ def bracket(
         margin=tuple(margin for shard in shards for margin in shard["margin"]),
         **{part: sum(shard[part] for shard in shards) for part in ("quick", "bounded", "seconds")},
         attack_seconds=found.seconds,
+        model_digest=experiment.model_digest(classifier),
         data_digest=experiment.data_digest,
         change=change_of(classifier),
     )

@@ -51,6 +51,7 @@ class BracketResult:
     seconds: float
     attack_seconds: float
     notes: tuple[Note, ...]
+    model_digest: str = ""
     data_digest: str = ""
     change: Change | None = None
 

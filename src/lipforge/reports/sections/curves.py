@@ -8,6 +8,9 @@ from lipforge.reports.charts import Axis, Lines, Point, Series, percent_axis, pe
 from lipforge.reports.read import Run, base_first, grouped, roles
 from lipforge.reports.tables import Cell, Column, Share, Table, columns, shown
 from lipforge.results import (
+    UNKNOWN,
+    BracketComparison,
+    BracketResult,
     CertifyResult,
     CurveComparison,
     CurveResult,
@@ -222,6 +225,27 @@ def certified(run: Run) -> Section:
     )
     figures = tuple(_certified_figure(same, sigma, colours) for sigma, same in curves.items())
     return Section("certified", "Certified accuracy", lead, figures)
+
+
+def brackets(run: Run) -> Section:
+    """A table of what is certified and what the attack leaves, and what two brackets say of each other."""
+    found = sorted(run.of(BracketResult), key=base_first)
+    heading = columns("classifier", "threat", "method", "n:count", "clean:share", "certified:share", "attack",
+                      "attacked:share", "unknown:count")  # fmt: skip
+    rows = tuple(
+        (r.label, r.threat, r.method, r.count, Share(r.clean_accuracy, r.clean_interval),
+         Share(r.certified_accuracy, r.certified_interval), r.attack, Share(r.robust_accuracy, r.interval),
+         r.outcome.count(UNKNOWN))
+        for r in found
+    )  # fmt: skip
+    blocks: list[Block] = [Grid(Table("bracket", "Certified <= truth <= attacked", heading, rows))] if rows else []
+    if pairs := run.of(BracketComparison):
+        blocks.append(Prose("Paired, over the same images:", tuple(map(str, pairs))))
+    lead = (
+        "Deterministic bounds prove images robust, and an attack breaks others: the robust accuracy on these images "
+        "lies in between. Intervals are about the choice of images."
+    )
+    return Section("bracket", "Certified brackets", lead, tuple(blocks))
 
 
 def _certified_figure(same: Sequence[CertifyResult], sigma: float, colours: dict[str, str]) -> Figure:
