@@ -27,7 +27,7 @@ from lipforge.attacks.masking import masked_gradients
 from lipforge.attacks.minimum import FMN
 from lipforge.attacks.queries import Prepared
 from lipforge.attacks.square import Square
-from lipforge.attacks.state import AttackState, toward
+from lipforge.attacks.state import AttackState, Goal, toward
 from lipforge.errors import InputError
 from lipforge.results import Note
 from lipforge.types import Classifier, Norm
@@ -138,7 +138,7 @@ def standard_attacks(classes: int, norm: Norm = "linf") -> tuple[Attack, ...]:
 class Fast(_Folding):
     """Our own cascade, from cheap to dear, with a stopping rule; not AutoAttack, and never called so.
 
-    10 APGD steps on the margin, 20 toward each of the two `Nearest` classes that look within reach, then `Restarts` of
+    10 APGD steps on the margin, 20 toward each of the two `Nearest` classes that look near enough, then `Restarts` of
     50 on the images that its rule finds worth it; the others are in the result's `early_stopped`. `Escalate` then
     attacks images with masked gradients, and other suspicious ones, again. `fold` and `precision` are as in AutoAttack.
     """
@@ -181,8 +181,8 @@ class MinimumNorm(_Folding):
 class Nearest(Attack):
     """Targeted APGD toward those of the `targets` nearest classes whose boundaries look nearer than `within` times eps.
 
-    How near a boundary looks (`nearest_boundaries`) is believed only where the gradients were found to predict the
-    model; on images with masked gradients all `targets` get a run.
+    How near it looks is judged at the clean image, by the gradient (`nearest_boundaries`) and by one step of length eps
+    along it, and whichever says nearer is believed. Images with masked gradients get a run toward all `targets`.
     """
 
     name: ClassVar[str] = "nearest"
@@ -201,8 +201,23 @@ class Nearest(Attack):
         for number in range(min(self.targets, classes.shape[1])):
             goal = toward(state, targeted_margin_loss, classes[:, number])
             worth = masked | (distance[:, number] < self.within * state.eps)
+            at = (~worth & ~state.broken).nonzero().squeeze(1)
+            if len(at):
+                worth[at] = _distance_by_step(state, at, goal) < self.within * state.eps
             with state.only(worth.nonzero().squeeze(1)):
                 climb(state, goal, schedule, stream="nearest", counter=number)
+
+
+def _distance_by_step(state: AttackState, at: Tensor, goal: Goal) -> Tensor:
+    """How far (M,) the goal's boundary looks from clean images by what a step of length eps along its gradient changes:
+    nearer than the gradient alone says where the model gets steeper. The step may break an image, too."""
+    slope = state.gradient(state.x[at], at, goal)
+    moved = state.norm.project(
+        state.x[at] + state.norm.steepest_step(slope.gradient, state.eps), state.x[at], state.eps
+    )
+    logits = state.logits(moved, at)
+    state.record(moved, at, logits)
+    return -slope.value * state.eps / (goal(logits, at) - slope.value).clamp_min(1e-12)
 
 
 @dataclass(frozen=True)

@@ -66,9 +66,9 @@ def masked_gradients(state: AttackState) -> Masked:
         too_much, too_little = mispredicted(state, point, at, goal)
         found.any[at] |= too_much | too_little
         found.too_much[at] |= too_much
-    state.folded = folded
     at = at[~found.any[at]]
     found.any[at] = unannounced(state, at)
+    state.folded = folded
     return found
 
 
