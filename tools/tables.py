@@ -28,10 +28,13 @@ def main() -> None:
     made = table(json.loads(RESULTS.read_text()))
     for page in PAGES:
         text = page.read_text()
-        new = MARKED.sub(lambda found: f"{found[1]}{made}{found[2]}", text)
-        if new != text and "--check" in sys.argv:
+        new, count = MARKED.subn(lambda found: f"{found[1]}{made}{found[2]}", text)
+        if count != 1:
+            raise SystemExit(f"{page.name} must have one place for the table of {RESULTS.name}, got {count}")
+        if "--check" not in sys.argv:
+            page.write_text(new)
+        elif new != text:
             raise SystemExit(f"{page.name} shows another table than {RESULTS.name}: run python tools/tables.py")
-        page.write_text(new)
 
 
 def table(results: dict[str, Any]) -> str:
@@ -48,9 +51,11 @@ def row(name: str, results: dict[str, Any]) -> str:
     cells = [f"{name}, {first['settings']['eps']}", f"{first['clean']} of {first['settings']['images']}"]
     cells.append(" / ".join(counts([one["robust"] for one in found]) for found in by.values()))
     cells.append(" / ".join(seconds([one["seconds"] for one in found]) for found in by.values()))
-    slower = [ours["seconds"] / theirs for ours, theirs in zip(by["autoattack"], reference, strict=False)]
-    faster = [theirs / ours["seconds"] for ours, theirs in zip(by["fast"], reference, strict=False)]
-    cells += [ratio(slower, ".2f"), ratio(faster, ".0f")]
+    pairs = {
+        attack: list(zip(by[attack], reference, strict=False)) for attack in ATTACKS
+    }  # by seed, as both are sorted
+    cells.append(ratio([ours["seconds"] / theirs for ours, theirs in pairs["autoattack"]], ".2f"))
+    cells.append(ratio([theirs / ours["seconds"] for ours, theirs in pairs["fast"]], ".0f"))
     return f"| {' | '.join(cells)} |"
 
 

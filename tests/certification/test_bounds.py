@@ -92,7 +92,7 @@ def pgd_points(model: nn.Module, x: Tensor, y: int, threat: Threat) -> Tensor:
     return point.detach()
 
 
-@settings(max_examples=12, deadline=None, derandomize=True, phases=[Phase.generate])
+@settings(max_examples=20, deadline=None, derandomize=True, phases=[Phase.generate])
 @given(
     seed=st.integers(0, 10_000),
     mask=st.sampled_from([None, *MASKS]),
@@ -104,7 +104,9 @@ def pgd_points(model: nn.Module, x: Tensor, y: int, threat: Threat) -> Tensor:
 def test_no_point_of_the_ball_has_a_smaller_margin(seed, mask, ratio, per_channel, threat, tta):
     threat, generator = Threat(*threat), torch.Generator().manual_seed(seed)
     model = mixed_net(seed, mask, tta=tta, **({} if mask is None else {"ratio": ratio, "per_channel": per_channel}))
-    x, y = torch.rand(1, 2, 8, 8, generator=generator), torch.tensor([seed % 3])
+    x = torch.rand(1, 2, 8, 8, generator=generator)
+    with torch.no_grad():
+        y = model(x).argmax(dim=1)
     points = points_of(x[0], threat, generator)
     if threat.norm == "linf":
         points = torch.cat([points, pgd_points(model, x[0], int(y), threat)])
@@ -158,14 +160,14 @@ def linear_model(classes: int = 3) -> nn.Sequential:
 @pytest.mark.parametrize(("norm", "dual"), [("linf", 1), ("l2", 2), ("l1", float("inf"))])
 @pytest.mark.parametrize("full", [False, True])
 def test_a_linear_classifier_has_its_closed_form(norm, dual, full):
-    """Margin minus eps times the dual norm of the weights' difference; 1e-5 is more than the room for rounding."""
+    """Margin minus eps times the dual norm of the weights' difference; 1e-4 is more than the room for rounding."""
     model, eps = linear_model(), 0.05
     x = 0.2 + 0.6 * torch.rand(5, 2, 2, 2, generator=torch.Generator().manual_seed(1))
     y = model(x).argmax(1)
     weight = next(model.parameters()).double()
     gap = (weight[y].unsqueeze(1) - weight).norm(p=dual, dim=2)
     expected = margins_at(model, x, y) - eps * gap
-    torch.testing.assert_close(lower_bounds(model, x, y, Threat(norm, eps), full=full), expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(lower_bounds(model, x, y, Threat(norm, eps), full=full), expected, atol=1e-4, rtol=0)
 
 
 @pytest.mark.parametrize("norm", ["linf", "l1"])
@@ -189,7 +191,7 @@ def test_the_cut_with_the_images_range_is_exact_for_linear_classifiers(norm):
                 b_ub=np.concatenate([np.full(len(rows), eps), 1 - start, start]),
             )
             expected = solved.fun + cost @ start + bias[label] - bias[k]
-            assert float(found[image, k]) == pytest.approx(expected, abs=1e-5)
+            assert float(found[image, k]) == pytest.approx(expected, abs=1e-4)
 
 
 def tiny_relu_net(seed: int) -> nn.Sequential:

@@ -113,7 +113,7 @@ def test_of_several_attacks_the_lowest_is_reported_and_autoattack_keeps_its_plac
     other = whole(attack="fast", robust_accuracy=0.33)
     info = model_info([whole(), other], authors="Ours", additional_data=True)
     assert (info["autoattack_acc"], info["reported"]) == ("33.50", "33.00")
-    assert info["footnote"].startswith("base: fast")
+    assert info["footnote"].startswith("measured by lipforge, base: fast")
     assert (info["authors"], info["additional_data"]) == ("Ours", True)
 
 

@@ -1,6 +1,6 @@
 """Lower bounds on margins over a ball: intervals forward (IBP), linear bounds backward (CROWN).
 
-Everything runs in float64, and no rounding mode is set. Instead eps is enlarged by PIXEL, every box is widened by
+Everything runs in float64, and no rounding mode is set. Instead eps is enlarged as for attacks, every box is widened by
 ROUNDING times the largest magnitude in its layer, and a margin counts only above ROUNDING times the largest logit. That
 is far more than float64 rounds by, and about what the model itself rounds by in float32.
 """
@@ -10,11 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lipforge.attacks import norms
 from lipforge.certification.network import Affine, Network, Node
 from lipforge.certification.relaxations import Curve, Lines, MaxPool
 from lipforge.types import Norm, Threat
 
-ROUNDING, PIXEL = 1e-6, 1e-7
+ROUNDING = 1e-6
 MOST_ELEMENTS = 2**19
 """Coefficients in memory at a time, of the widest layer: 4 MB, which caches hold."""
 
@@ -34,7 +35,7 @@ class Region:
 
     @staticmethod
     def of(x: Tensor, threat: Threat) -> "Region":
-        x, eps = x.double(), threat.eps + PIXEL
+        x, eps = x.double(), threat.eps + norms.of(threat).slack(threat.eps, x.dtype)
         return Region(x, (x - eps).clamp(0, 1), (x + eps).clamp(0, 1), threat.norm, eps)
 
     def least(self, a: Tensor, owner: Owner) -> Tensor:

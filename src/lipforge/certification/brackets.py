@@ -14,7 +14,7 @@ from lipforge.certification.network import Network, network_of
 from lipforge.errors import BoundError, InputError
 from lipforge.evaluation import evaluate
 from lipforge.evaluation.robust import task_name
-from lipforge.results import CERTIFIED, MISCLASSIFIED, ROBUST, UNKNOWN, BracketComparison, BracketResult, RobustResult
+from lipforge.results import CERTIFIED, MISCLASSIFIED, ROBUST, UNKNOWN, BracketComparison, BracketResult
 from lipforge.results.bracket import bracket_fields
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of, slug
 from lipforge.runs.identity import canonical
@@ -32,7 +32,6 @@ def bracket(
     *,
     attack: AnyAttack = "fast",
     method: Method = "crown",
-    evaluation: RobustResult | None = None,
     run: RunDir | None = None,
     label: str = "model",
     model_name: str = "",
@@ -44,24 +43,15 @@ def bracket(
 
     Certified means that no image in the ball of `threat`, cut with [0, 1], has another class: a deterministic bound on
     the margin is above 0. `method` "crown" bounds every layer backward; "crown-ibp", which is much quicker and much
-    looser, bounds the margins backward and the layers inside by intervals. `evaluation` is what `evaluate` found for
-    the same images and threat, to save the attack. An image that is certified and broken is an error (`BoundError`).
-    Runs, labels and identities are as in `evaluate`.
+    looser, bounds the margins backward and the layers inside by intervals. An image that is
+    certified and broken is an error (`BoundError`). Runs, labels and identities are as in `evaluate`.
     """
     if method not in get_args(Method):
         raise InputError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     experiment = Experiment.open(data, classifier, run=run, identity=identity, show_progress=show_progress)
     network = network_of(classifier, experiment.read([0]).x[0])  # before the attack: it may be refused
-    if evaluation is None:
-        shared: dict[str, Any] = {
-            "run": run,
-            "label": label,
-            "model_name": model_name,
-            "seed": seed,
-            "identity": identity,
-        }
-        evaluation = evaluate(classifier, data, attack, threat, **shared, show_progress=show_progress)
-    found = _checked(evaluation, experiment, threat)
+    about: dict[str, Any] = {"label": label, "model_name": model_name, "seed": seed, "identity": identity}
+    found = evaluate(classifier, data, attack, threat, run=run, **about, show_progress=show_progress)
     name = bracket_name(label, found.attack, str(threat), found.seed, method)
     config = {
         "method": method,
@@ -106,18 +96,6 @@ def comparison_name(found: BracketComparison) -> str:
     """What the comparison of two brackets is called in a run directory; another attack, data or seed makes another."""
     digest = digest_of([found.attack, found.threat, found.seed, found.method, canonical(found.data), found.count])[:8]
     return f"brackets__{slug(found.candidate)}-against-{slug(found.base)}__{digest}"
-
-
-def _checked(evaluation: RobustResult, experiment: Experiment, threat: Threat) -> RobustResult:
-    """The evaluation, or an error if it is about other images or another threat."""
-    if (evaluation.norm, evaluation.eps) != (threat.norm, threat.eps):
-        raise InputError(f"evaluation must be about the threat {threat}, got {evaluation.threat}; evaluate again")
-    if evaluation.data_digest != experiment.data_digest:
-        raise InputError(
-            f"evaluation must be about the images of data ({experiment.data.name}, {len(experiment.data)}), got "
-            f"{evaluation.data} with {evaluation.count} images; evaluate on the same data"
-        )
-    return evaluation
 
 
 @torch.no_grad()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Node as FxNode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from lipforge import rng
 from lipforge.certification.relaxations import Curve, MaxPool, mask_curve
 from lipforge.errors import ModelError
 from lipforge.forge import forges, set_tta_, tta_of
@@ -24,7 +25,7 @@ from lipforge.recording import record
 from lipforge.types import Classifier
 
 aten = torch.ops.aten
-RECORDED = 3  # images in the recorded pass: a size that says which dimension holds the images
+RECORDED = 7  # images in the recorded pass: a size that says which dimension holds the images
 RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 NORMS = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
 PRODUCTS = (aten.addmm.default, aten.mm.default)
@@ -34,6 +35,7 @@ SAME_SIGN = frozenset({
     aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int, aten.flip.default, aten.cat.default,
     aten.constant_pad_nd.default, aten.reflection_pad2d.default, aten.replication_pad2d.default, aten.mean.dim,
     aten.sum.dim_IntList, aten.avg_pool2d.default, aten._adaptive_avg_pool2d.default, aten.upsample_nearest2d.vec,
+    aten.upsample_nearest2d.default, aten.rsub.Scalar, aten.copy.default,
     aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar,
 })  # fmt: skip
 """Operators that are affine in each argument alone, each output with coefficients of one sign per argument."""
@@ -92,7 +94,8 @@ def network_of(model: Classifier, image: Tensor) -> Network:
         raise ModelError(f"bounds need a model's layers, so a torch.nn.Module, got {type(model).__name__}; {_WAY_OUT}")
     tta, inner = tta_of(model), copy.deepcopy(model).double().requires_grad_(False)
     set_tta_(inner, None)
-    x = torch.stack([image.detach().double() / (1 + place) for place in range(RECORDED)])  # different images
+    others = rng.uniform(0, torch.arange(RECORDED - 1), stream="recorded", shape=tuple(image.shape)).to(image.device)
+    x = torch.cat([image.detach()[None], others]).double()
     network = _recorded(inner, x)
     if tta is not None:
         if tta.mean != "logits":
@@ -197,7 +200,7 @@ class _Builder:
             affine = _affine_of(target, args, kwargs, inputs)
         except RuntimeError:  # a constant that has the number of images in its shape
             affine = None
-        if affine is None:
+        if affine is None or not affine.offset.isfinite().all():  # padding with -inf, say
             raise _UnboundedError(target)
         return self._add(parents, affine, affine.apply(*inputs))
 

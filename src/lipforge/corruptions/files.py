@@ -124,7 +124,9 @@ class ImageNetFiles:
                 f"images of ImageNet-C must have the size of the clean ones, {_size(shard.x.shape)}, got {wrong}; set "
                 "crop to the files' size (they are published with 224 pixels)"
             )
-        return unit_range(torch.stack(images).numpy()).to(shard.x.device)
+        found = unit_range(torch.stack(images).numpy())
+        _check_like(found, shard.x, folder, severity)
+        return found.to(shard.x.device)
 
     def path(self, folder: Path, severity: int, index: int) -> Path:
         return folder / str(severity) / self.data.listing.path(index).relative_to(self.data.listing.root)

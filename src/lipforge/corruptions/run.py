@@ -32,6 +32,9 @@ PUBLISHED_SIDE: Mapping[Parameters, int] = {"cifar10-c": 32, "imagenet-c": 224}
 TITLES: Mapping[Parameters, str] = {"cifar10-c": "CIFAR-10-C", "imagenet-c": "ImageNet-C"}
 
 
+IMAGENET_IMAGES = 50_000  # of the validation set, over which AlexNet's errors were published
+
+
 def corrupt(
     classifier: Classifier,
     data: LabelledSource,
@@ -79,7 +82,7 @@ def corrupt(
         for corruption in names
         for place, severity in enumerate(steps)
     }
-    whole = (names, steps) == (CORRUPTIONS, SEVERITIES)
+    whole = (names, steps) == (CORRUPTIONS, SEVERITIES) and len(clean) == IMAGENET_IMAGES
     result = CorruptResult(
         label=label,
         model=model_name,

@@ -87,7 +87,8 @@ def model_info(
     if official:
         info["autoattack_acc"] = percent(official[0].robust_accuracy, 2)
     share = share_text(lowest.robust_accuracy, lowest.interval, 2)
-    footnote = f"{lowest.label}: {lowest.attack}, {lowest.threat}, {share} %, n = {lowest.count}, seed {lowest.seed}"
+    about = f"{lowest.label}: {lowest.attack}, {lowest.threat}, {share} %, n = {lowest.count}, seed {lowest.seed}"
+    footnote = f"measured by lipforge, {about}"
     return {**info, "footnote": footnote, "unreliable": any(one.unreliable for one in results)}
 
 
@@ -208,9 +209,10 @@ def _installed(dataset: str, threat: str, *, needed: bool) -> list[LeaderboardEn
             kind = line.strip("# ")
             here = (here[0], kind.split(",")[0] if kind.startswith(("Linf", "L2")) else "corruptions")
         elif here == (dataset, threat) and line.startswith("|") and "%" in line:
-            _, model, paper, clean, robust, architecture, venue = (
-                _plain(cell) for cell in line.strip("| \n").split(" | ")
-            )
+            cells = [_plain(cell) for cell in line.strip("| \n").split(" | ")]
+            if len(cells) != 7:
+                raise DataError(f"the table of {source} has another form than that of 1.1.1: {line!r}")
+            _, model, paper, clean, robust, architecture, venue = cells
             title = re.sub(r"\]\(.*\)$", "", paper.strip("*").lstrip("["))
             first, second = (float(text.strip("%")) / 100 for text in (clean, robust))
             entry = LeaderboardEntry(model.strip("*"), title, first, second, True, architecture, venue, "", source)

@@ -84,10 +84,13 @@ class Norm:
 
     def inside(self, x_adv: Tensor, x: Tensor, eps: float) -> Tensor:
         """Which images (N,) lie in [0, 1] and in the ball, up to the rounding of x + eps in the images' own dtype."""
-        # A norm that adds up the sizes of all entries, and may be large, adds up their errors too.
-        slack = 16 * torch.finfo(x.dtype).eps * (max(eps, 1.0) if self.order == 1 else 1.0)
         in_range = ((x_adv >= 0) & (x_adv <= 1)).flatten(1).all(dim=1)
-        return in_range & (self.distance(x_adv - x) <= eps + slack)
+        return in_range & (self.distance(x_adv - x) <= eps + self.slack(eps, x.dtype))
+
+    def slack(self, eps: float, dtype: torch.dtype) -> float:
+        """By how much a distance may exceed eps, for rounding in images of that dtype."""
+        # A norm that adds up the sizes of all entries, and may be large, adds up their errors too.
+        return 16 * torch.finfo(dtype).eps * (max(eps, 1.0) if self.order == 1 else 1.0)
 
 
 @cache
