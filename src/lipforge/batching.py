@@ -97,6 +97,7 @@ def check_images(images: Any, *, first: int = 0) -> None:
     if not (low >= 0 and high <= 1):
         wrong = (~((images >= 0) & (images <= 1))).flatten(1).any(dim=1).nonzero()[0].item()
         way_out = "divide them by 255" if low >= 0 and high > 2 else "put normalisation inside the model"
+        way_out = "leave out images with NaN" if low != low else way_out
         raise InputError(
             f"images must lie in [0, 1], got [{low:.3f}, {high:.3f}] (first in image {first + int(wrong)}); {way_out}"
         )

@@ -168,7 +168,7 @@ def test_an_interrupt_ends_with_130_and_leaves_no_file(run, tmp_path, model_file
     model_file.write_text(model_file.read_text().replace("x = F.relu(self.stem(x))", stop))
     ended = run("forge", f"{model_file}:build", "--data", "cifar10-sample", "--out", "r.json")
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err == "Interrupted. Finished work is saved; run the same command to resume.\n"
+    assert ended.err == "Interrupted. Nothing was saved: there was no --run.\n"
     assert "Traceback" not in ended.err
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 
@@ -192,7 +192,7 @@ def test_ctrl_c_during_calibration_ends_with_130_and_leaves_no_file(environment,
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
-    assert err == "Interrupted. Finished work is saved; run the same command to resume.\n"
+    assert err == "Interrupted. Nothing was saved: there was no --run.\n"
     assert "Traceback" not in err
     assert not [path.name for path in tmp_path.iterdir() if "r.json" in path.name]
 

@@ -11,7 +11,7 @@ from lipforge.text import percent
 from lipforge.types import Classifier
 
 PILOT, PILOT_IMAGES, PILOT_DRAWS = "smoothing-pilot", 48, 4
-LEAST_KEPT = 0.75
+LEAST_KEPT, FEWEST = 0.75, 20
 """A net that was trained with Gaussian noise keeps nearly all of its accuracy under it; one that keeps less was not."""
 
 
@@ -27,8 +27,8 @@ class NoisePilot:
 
     @property
     def untrained(self) -> bool:
-        """Whether the classifier was evidently not trained for this sigma."""
-        return self.noisy < LEAST_KEPT * self.clean
+        """Whether the classifier was evidently not trained for this sigma; fewer than 20 images are no evidence."""
+        return self.count >= FEWEST and self.noisy < LEAST_KEPT * self.clean
 
     def __str__(self) -> str:
         found = (

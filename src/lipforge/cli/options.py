@@ -85,7 +85,7 @@ Log = Annotated[
 ]
 RunPath = Annotated[str | None, Option(help="A run directory: keeps every shard; the same command again resumes.")]
 BatchSize = Annotated[int, Option(help="Images per forward pass.")]
-ShardSize = Annotated[int, Option(help="Images that are attacked together, and kept together.")]
+ShardSize = Annotated[int, Option(help="Images that are worked on together, and kept together.")]
 Json = Annotated[
     bool,
     Option("--json", help="Print one JSON object instead of tables: kind, format, lipforge and a list of results."),
@@ -179,7 +179,7 @@ class RecipeOptions:
     ratio: Annotated[
         str | None,
         Option(
-            help="Another ratio than the recipe's; several, as in 2^-8,2^-7, for evaluate, sweep, certify, analyse."
+            help="Another ratio than the recipe's; several, as in 2^-8,2^-7, not for search, transfer, audit, export."
         ),
     ] = None
 

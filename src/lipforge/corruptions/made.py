@@ -5,6 +5,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from lipforge.batching import check_images
 from lipforge.corruptions import effects
 from lipforge.corruptions.settings import SETTINGS, SEVERITIES, Parameters, check_corruptions, parameters_for
 from lipforge.errors import InputError
@@ -36,6 +37,7 @@ def corrupt_images(
     (name,) = check_corruptions([corruption])
     if severity not in SEVERITIES:
         raise InputError(f"severity must be one of 1, 2, 3, 4, 5, got {severity!r}")
+    check_images(images)
     check_size(images)
     ids = torch.arange(len(images)) if sample_ids is None else sample_ids.cpu()
     if len(ids) != len(images):

@@ -113,7 +113,9 @@ def corrupt_name(label: str, source: str, corruptions: Sequence[str], severities
 def corrupted_pair_name(found: CorruptComparison) -> str:
     """What a comparison is called in a run directory; other images, corruptions, severities or seeds make another."""
     cells = [(part.corruption, part.gained, part.lost) for part in found.corruptions]
-    digest = digest_of([found.source, found.seed, canonical(found.data), found.count, cells])[:8]
+    digest = digest_of([found.source, found.seed, canonical(found.data), found.count, cells, list(found.severities)])[
+        :8
+    ]
     return f"corrupted__{slug(found.candidate)}-against-{slug(found.base)}__{digest}"
 
 

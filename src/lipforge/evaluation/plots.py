@@ -8,9 +8,10 @@ from lipforge.results import CorruptResult, CurveResult
 
 
 def check_picture(path: str | Path) -> None:
-    """Raise unless `path` names a kind of picture that can be written."""
+    """Raise unless `path` names a kind of picture, and what draws it is installed."""
     if Path(path).suffix not in (".png", ".svg", ".pdf"):
         raise InputError(f"the plot must be saved as .png, .svg or .pdf, got {path}")
+    import_extra("matplotlib", "plots")  # before hours of work
 
 
 def plot_curves(found: Sequence[CurveResult], path: str | Path) -> None:

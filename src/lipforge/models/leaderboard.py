@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lipforge.errors import DataError, InputError, missing_extra
-from lipforge.records import write_json
+from lipforge.records import read_json, write_json
 from lipforge.results import RobustResult
 from lipforge.text import eps_text, percent, share_text
 
@@ -23,6 +23,7 @@ EPS = {
 """The radius of each leaderboard of RobustBench."""
 IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
 """How many test images RobustBench evaluates on."""
+BY_HAND = ("link", "authors", "venue", "architecture", "additional_data")  # what lipforge cannot know
 STANDARD = re.compile(r"autoattack(:fold=(true|false))?")
 """AutoAttack standard; searching on a folded copy changes no attack, another version or precision does."""
 TITLES = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "ImageNet": "imagenet"}
@@ -94,12 +95,13 @@ def model_info(
 
 def write_model_info(results: Sequence[RobustResult], folder: str | Path, passes: int | None = None) -> Path:
     """Write the `model_info` of one model where RobustBench would look for it: FOLDER/DATASET/THREAT/NAME.json. A label
-    other than "base" is added to the name."""
+    other than "base" is added to the name. What people have filled in there stays."""
     info, first = model_info(results, number_forward_passes=passes), results[0]
     name = first.model if first.label == "base" else f"{first.model}-{first.label}"
     path = Path(folder) / str(info["dataset"]) / THREATS[first.norm] / f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_json(path, info)
+    before = read_json(path) if path.exists() else {}
+    write_json(path, info | {key: info[key] or before.get(key, info[key]) for key in BY_HAND})
     return path
 
 
@@ -125,7 +127,7 @@ def why_unofficial(result: RobustResult, dataset: str | None = None) -> str:
 
 
 def leaderboard_of(dataset: str, threat: str, folders: Sequence[str | Path] = ()) -> list[LeaderboardEntry]:
-    """The models of a leaderboard such as ("cifar10", "Linf"), the most robust first.
+    """The models of a leaderboard such as ("cifar10", "Linf"), the most robust first; those without a rank at the end.
 
     They come from the table that the installed robustbench brings along, and from `folders` in the form of its
     `model_info` (FOLDER/cifar10/Linf/NAME.json): a clone's, or one that lipforge wrote. An entry in a folder replaces
@@ -142,7 +144,7 @@ def leaderboard_of(dataset: str, threat: str, folders: Sequence[str | Path] = ()
                 f"no {dataset}/{threat}/*.json in {folder}; it must have the layout of RobustBench's model_info"
             )
         found |= {path.stem: read_model_info(path) for path in paths}
-    return sorted(found.values(), key=lambda entry: -(entry.robust_accuracy or 0.0))
+    return sorted(found.values(), key=lambda entry: (not entry.ranked, -(entry.robust_accuracy or 0.0)))
 
 
 def read_model_info(path: str | Path) -> LeaderboardEntry:

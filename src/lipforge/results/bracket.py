@@ -107,6 +107,8 @@ class BracketComparison:
         known = f"between {points(self.least.difference)} and {points(self.most.difference)} points on these images"
         winner = {"base": self.base, "candidate": self.candidate, None: ""}[self.decides]
         said = f"{winner} is more robust, proven" if winner else "the brackets overlap, so they decide nothing"
+        if self.least.difference == self.most.difference == 0:
+            said = "both are equally robust, proven"
         return f"{self.candidate} against {self.base}: {known}; {said} (n = {self.count})"
 
 

@@ -143,6 +143,7 @@ class CorruptComparison:
     relative_error: float | None
     clean: Comparison
     corruptions: tuple[CorruptionDifference, ...]
+    severities: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return (
@@ -211,6 +212,7 @@ def compare_corrupted(base: CorruptResult, candidate: CorruptResult) -> CorruptC
         better=better,
         worse=worse,
         p_value=mcnemar(better, worse),
+        severities=base.severities,
         relative_error=mean_corruption_error(errors, {part.corruption: 1 - part.base_accuracy for part in parts}),
         clean=paired(*([mark == "1" for mark in one.clean_right] for one in (base, candidate))),
         corruptions=parts,
