@@ -124,9 +124,9 @@ def test_two_processes_make_the_claims_of_one_and_only_the_first_prints(run, env
 
 @pytest.mark.parametrize(("sigma", "warned"), [("0.5", True), ("0.02", False)])
 def test_a_sigma_that_the_model_was_not_trained_for_is_named_before_the_work(run, sigma, warned):
-    given = ("--data", "cifar10-sample", "--limit", 16, "--sigma", sigma, "--n", 10, "--estimate")
+    given = ("--data", "cifar10-sample", "--limit", 24, "--sigma", sigma, "--n", 10, "--estimate")
     ended = run("certify", "cifar10-resnet", *given)
     assert ended.code == 0, ended.err
     assert (
-        f"under Gaussian noise of sigma {sigma} (16 images, 4 draws each); it was evidently not" in ended.err
+        f"under Gaussian noise of sigma {sigma} (24 images, 4 draws each); it was evidently not" in ended.err
     ) == warned

@@ -11,6 +11,7 @@ import pytest
 
 from lipforge.errors import DataError, InputError
 from lipforge.models import leaderboard_of, model_info, read_model_info, why_unofficial, write_model_info
+from lipforge.records import read_json, write_json
 from lipforge.results import Change, RobustResult
 from lipforge.results.corruption import ALEXNET_ERRORS
 from tests.reports.made import robust
@@ -129,9 +130,16 @@ def test_what_is_written_is_read_beside_what_is_installed(tmp_path):
     assert path == tmp_path / "cifar10" / "Linf" / "cifar10-resnet.json"
     ours = [entry for entry in leaderboard_of("cifar10", "Linf", [tmp_path]) if entry.source == str(tmp_path)]
     assert [(one.model, one.robust_accuracy, one.ranked) for one in ours] == [
-        ("cifar10-resnet-forged-2--7", 0.675, False),
         ("cifar10-resnet", 0.335, True),
+        ("cifar10-resnet-forged-2--7", 0.675, False),
     ]
+
+
+def test_what_people_filled_in_stays(tmp_path):
+    path = write_model_info([whole()], tmp_path)
+    write_json(path, read_json(path) | {"authors": "Ada", "clean_acc": "1.00"})
+    write_model_info([whole()], tmp_path)
+    assert read_json(path) == model_info([whole()], authors="Ada")
 
 
 @pytest.mark.zoo
