@@ -111,3 +111,9 @@ def test_code_that_fails_or_prints_something_else_is_noticed(tmp_path):
     page.write_text("```python\n1 / 0\n```\n")
     with pytest.raises(AssertionError, match=r"line 2, in <module>(.|\n)*ZeroDivisionError"):
         run(page, tmp_path)
+
+
+def test_the_table_of_speeds_is_that_of_the_measurements():
+    """README and docs/attacks.md show what benchmarks/results/autoattack.json says."""
+    ended = subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
