@@ -2,6 +2,7 @@
 
 import pickle
 import re
+import warnings
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -255,7 +256,9 @@ def _check_unpacked(path: Path) -> None:
 
 def _read_torch(path: Path) -> Any:
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch wants to hear of every pickle that is not its own
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle raises whatever its broken bytes lead to
         wanted = re.search(r"GLOBAL ([\w.]+)", str(error)) if isinstance(error, pickle.UnpicklingError) else None
         if wanted is None:
