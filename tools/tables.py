@@ -69,7 +69,10 @@ def counts(found: Sequence[int]) -> str:
 
 
 def seconds(found: Sequence[float]) -> str:
-    return f"{statistics.median(found):.3g}" if found else "not run"
+    if not found:
+        return "not run"
+    middle = statistics.median(found)
+    return f"{middle:,.0f}" if middle >= 100 else f"{middle:.3g}"
 
 
 def ratio(found: Sequence[float], digits: str) -> str:
