@@ -49,7 +49,7 @@ def test_our_model_stands_beside_the_leaderboard_without_a_rank(run):
     ended = run("models", "[cW]*", "--leaderboard", "cifar10/Linf", "--model-info", "infos", "--json")
     found = {one["model"]: one for one in results_of(ended.out)}
     assert (found["cifar10-resnet"]["rank"], found["cifar10-resnet"]["ranked"]) == (None, False)
-    assert found["cifar10-resnet"]["footnote"].startswith("base: fgsm, linf 8/255")
+    assert found["cifar10-resnet"]["footnote"].startswith("measured by lipforge, base: fgsm, linf 8/255")
     assert not any(name.startswith("A") for name in found)
     ended = run("models", "[cW]*", "--leaderboard", "cifar10/Linf", "--model-info", "infos")
     assert "cifar10-resnet is not ranked, it has no autoattack_acc: base: fgsm" in ended.out
