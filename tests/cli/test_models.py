@@ -52,7 +52,7 @@ def test_our_model_stands_beside_the_leaderboard_without_a_rank(run):
     assert found["cifar10-resnet"]["footnote"].startswith("measured by lipforge, base: fgsm, linf 8/255")
     assert not any(name.startswith("A") for name in found)
     ended = run("models", "[cW]*", "--leaderboard", "cifar10/Linf", "--model-info", "infos")
-    assert "cifar10-resnet is not ranked, it has no autoattack_acc: base: fgsm" in ended.out
+    assert "cifar10-resnet is not ranked, it has no autoattack_acc: measured by lipforge, base: fgsm" in ended.out
 
 
 def test_wrong_use_of_the_leaderboard_is_explained(run):
