@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor, nn
 
 import lipforge as lf
+from lipforge.attacks import norms
 from lipforge.certification import Region, bounds_of, margins, network_of
 from lipforge.certification.relaxations import Curve
 from lipforge.errors import ModelError
@@ -277,6 +278,7 @@ def test_the_bounds_of_an_image_do_not_depend_on_its_neighbours():
         (nn.GELU(), r"layer '1' \(GELU\) has no bound: its operator gelu"),
         (nn.Softmax(1), r"layer '1' \(Softmax\) has no bound: its operator _softmax"),
         (nn.MaxPool2d(3, 2, ceil_mode=True), r"layer '1' \(MaxPool2d\) has no bound"),
+        (nn.ConstantPad2d(1, -torch.inf), r"layer '1' \(ConstantPad2d\) has no bound"),
     ],
 )
 def test_a_layer_without_a_bound_is_named_with_the_alternative(layer, message):
@@ -309,6 +311,14 @@ class Centred(nn.Module):
 def test_a_model_that_mixes_images_is_refused():
     with pytest.raises(ModelError, match="mixes its images"):
         network_of(Centred().eval(), torch.ones(2, 8, 8))
+
+
+@pytest.mark.parametrize(("norm", "eps"), [("linf", 0.03), ("l2", 0.5), ("l1", 12.0)])
+def test_every_point_that_an_attack_may_use_is_in_the_region(norm, eps):
+    x = torch.full((1, 3, 8, 8), 0.5)
+    region, slack = Region.of(x, Threat(norm, eps)), norms.of(norm).slack(eps, x.dtype)
+    assert region.eps >= eps + slack
+    assert float(region.high.max()) >= 0.5 + min(eps, 0.5)
 
 
 def test_what_is_no_module_is_refused():

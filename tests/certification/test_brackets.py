@@ -94,6 +94,7 @@ def test_brackets_decide_only_where_they_do_not_overlap():
     assert compare_brackets(base, better).decides == "candidate"
     assert compare_brackets(better, base).decides == "base"
     assert compare_brackets(base, open_ended).decides is None
+    assert "equally robust, proven" in str(compare_brackets(base, base))
     found = compare_brackets(base, better)
     assert (found.least.difference, found.most.difference) == (0.25, 0.5)
     assert "better is more robust, proven" in str(found)

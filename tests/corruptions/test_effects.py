@@ -23,6 +23,12 @@ def photo(count: int = 2, size: int = 32, channels: int = 3) -> torch.Tensor:
     return (x.clamp(0, 1) * 255).round() / 255
 
 
+@pytest.mark.parametrize("wrong", [photo() * 255, photo() - 0.5, photo() * torch.nan, (photo() * 255).byte()])
+def test_images_outside_of_the_range_are_refused(wrong):
+    with pytest.raises(InputError, match="images must"):
+        corrupt_images(wrong, "contrast", 1)
+
+
 @pytest.mark.parametrize("name", CORRUPTIONS)
 def test_an_image_is_corrupted_alike_in_every_batch_and_otherwise_by_another_seed(name):
     x = photo(4)

@@ -1,4 +1,6 @@
 import dataclasses
+import itertools
+import shutil
 from typing import Any
 
 import numpy as np
@@ -7,7 +9,9 @@ import torch
 from PIL import Image
 from torch import nn
 
-from lipforge.corruptions import CORRUPTIONS, corrupt, corrupt_images
+from lipforge.corruptions import CORRUPTIONS, corrupt, corrupt_images, corrupted_pair_name
+from lipforge.corruptions import run as run_module
+from lipforge.corruptions.settings import SEVERITIES
 from lipforge.data import FolderOptions, from_arrays, load_data, take
 from lipforge.errors import DataError, InputError, RunError
 from lipforge.results import CorruptResult, compare_corrupted, from_record, record
@@ -247,6 +251,27 @@ def test_imagenet_c_is_read_by_file_name(imagenet_c):
     right = model(torch.floor(x * 255 / 2) / 255).argmax(dim=1) == y
     assert [cell.right for cell in found.cells] == 2 * ["".join(str(int(one)) for one in right)]
     assert (found.source, found.mce) == ("ImageNet-C files", None)  # not all corruptions and severities
+
+
+def test_a_part_of_imagenet_c_has_no_mce(imagenet_c, monkeypatch):
+    """All 75 cells of four images: AlexNet's errors are those of 50,000."""
+    folder, data = imagenet_c
+    for name, severity in itertools.product(CORRUPTIONS, SEVERITIES):
+        if not (folder / name / str(severity)).exists() and name != "fog":
+            shutil.copytree(folder / "contrast" / "2", folder / name / str(severity))
+    for severity in (1, 3, 4, 5):
+        shutil.copytree(folder / "contrast" / "2", folder / "weather" / "fog" / str(severity))
+    model = nn.Sequential(nn.Flatten(), nn.Linear(768, 2)).eval()
+    assert corrupt(model, data, published=folder).mce is None
+    monkeypatch.setattr(run_module, "IMAGENET_IMAGES", 4)
+    assert corrupt(model, data, published=folder).mce is not None
+
+
+def test_comparisons_over_other_severities_have_other_names():
+    model, data = linear(size=8), labelled(linear(size=8), size=8)
+    found = [corrupt(model, data, corruptions=["contrast"], severities=steps) for steps in ([1], [1, 3])]
+    names = {corrupted_pair_name(compare_corrupted(one, one)) for one in found}
+    assert len(names) == 2
 
 
 def test_image_files_that_do_not_fit_are_refused(imagenet_c):

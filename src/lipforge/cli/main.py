@@ -164,12 +164,11 @@ def _end(call: _Call) -> NoReturn:
         code = _explain(error, call.debug, WRONG_USE if _lacks_memory(error) else BUG, json)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this exit code, without a word
         kept = any(one.split("=")[0] == "--run" for one in call.arguments) or call.command in ("demo", "train")
-        end = (
-            "Finished work is saved; run the same command to resume"
-            if kept
-            else "Nothing was saved: there was no --run"
+        saved, lost = (
+            "Finished work is saved; run the same command to resume.",
+            "Nothing was saved: there was no --run.",
         )
-        text = f"Interrupted. {end}."
+        text = f"Interrupted. {saved if kept else lost}"
         errors.print(text)
         _print_error(json, KeyboardInterrupt(), text, code)
     sys.exit(code or 0)

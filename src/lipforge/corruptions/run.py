@@ -113,10 +113,8 @@ def corrupt_name(label: str, source: str, corruptions: Sequence[str], severities
 def corrupted_pair_name(found: CorruptComparison) -> str:
     """What a comparison is called in a run directory; other images, corruptions, severities or seeds make another."""
     cells = [(part.corruption, part.gained, part.lost) for part in found.corruptions]
-    digest = digest_of([found.source, found.seed, canonical(found.data), found.count, cells, list(found.severities)])[
-        :8
-    ]
-    return f"corrupted__{slug(found.candidate)}-against-{slug(found.base)}__{digest}"
+    about = [found.source, found.seed, canonical(found.data), found.count, list(found.severities), cells]
+    return f"corrupted__{slug(found.candidate)}-against-{slug(found.base)}__{digest_of(about)[:8]}"
 
 
 def _source(
