@@ -3,8 +3,9 @@
     python benchmarks/improve.py --weights-dir DIR [--models cifar10-resnet,cnn_a_adv4] [--images 2000] [--runs DIR]
 
 Parts are fitted on 5,000 training images of CIFAR-10 and chosen on 1,000 others; the audit uses test images from
---first on. Each model has a run directory of its own under --runs: interrupted runs resume. With --cost it times
-the parts instead. The last line is JSON.
+--first on, and stops as soon as they decide. `fast` then attacks base and choice on all of them. With --tta the choice
+is given: only judge it. Each model has a run directory of its own under --runs: interrupted runs resume. With --cost it
+times the parts instead. The last line is JSON.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from peers import eps_of, load_any
 
 import lipforge as lf
+from lipforge.batching import ImageData
 from lipforge.data.subsets import view
 from lipforge.improvement import fit_head
 from lipforge.results import Improvement
@@ -31,7 +33,10 @@ MODELS = (
 EPS = {"cnn_a_adv4": "2/255"}  # the radius at which its authors verify it
 MARKERS = {"tta": "o", "head": "s", "affine": "D", "forge": "^"}
 LABELS = {"tta": "TTA, alone or with others", "head": "head", "affine": "affine", "forge": "forge"}
-COLUMNS = ("model, eps", "base clean / robust", "chosen", "passes", "clean", "robust", "gained, lost", "n", "verdict")
+JUDGED = ("robust", "change", "gained, lost", "n")
+COLUMNS = (
+    "model, eps", "chosen", "passes", "clean", "change", *JUDGED, "verdict", *(f"`fast`: {column}" for column in JUDGED)
+)  # fmt: skip
 
 
 def main() -> None:
@@ -46,20 +51,19 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
         model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
-        with lf.RunDir.open(options.runs / name) as run:
-            found = lf.improve(
-                model, train, threat, calibrate=options.calibrate, validate=options.validate,
-                max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
-            )  # fmt: skip
-            print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
-        if found.recipe is None:
-            rows.append({"model": name, "verdict": None, "text": f"| {name}, {threat.eps * 255:g}/255 | | {found} |"})
+        title, change = f"{name}, {threat.eps * 255:g}/255", change_of(name, model, train, threat, options)
+        if change is None:
+            rows.append({"model": name, "verdict": None, "text": f"| {title} | | nothing |"})
             continue
+        chosen, passes, changed = change
         plan = lf.audit_plan(classes=10, stop_early=not options.all_images)
-        with lf.RunDir.open(options.runs / f"{name}-{slug(found.chosen)}") as run:  # another choice is another audit
-            report = lf.audit(found.model, judged, threat, run=run, plan=plan, name=f"{name}, {found.chosen}")
-        print(f"{report}\n({report.seconds:.0f} s)", flush=True)
-        rows.append(row(name, found, report))
+        with lf.RunDir.open(options.runs / f"{name}-{slug(chosen)}") as run:  # another choice is another audit
+            report = lf.audit(changed, judged, threat, run=run, plan=plan, name=f"{name}, {chosen}")
+            print(f"{report}\n({report.seconds:.0f} s)", flush=True)
+            base = lf.evaluate(lf.plain(changed), judged, lf.fast(), threat, run=run, label="base")
+            attacked = lf.compare(base, lf.evaluate(changed, judged, lf.fast(), threat, run=run, label="changed"))
+        rows.append(row(name, (title, chosen, str(passes)), report, attacked))
+        print(rows[-1]["text"], flush=True)
     print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
     print("\n".join(row["text"] for row in rows))
     if options.plot is not None:
@@ -75,6 +79,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--validate", type=int, default=1000)
     parser.add_argument("--max-cost", type=int, default=6)
     parser.add_argument("--parts", default="tta,head,forge")
+    parser.add_argument("--tta", help="judge these transforms, such as 'mirror x diagonals', and choose nothing")
     parser.add_argument("--images", type=int, default=2000, help="test images for the audit")
     parser.add_argument("--first", type=int, default=2000, help="the position of the first of them")
     parser.add_argument("--all-images", action="store_true", help="audit all of them, though fewer decide")
@@ -153,20 +158,33 @@ def plot(tried: dict[str, Improvement], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def row(name: str, found: lf.ImproveResult, report: lf.AuditReport) -> dict[str, Any]:
-    clean, union = report.clean, report.union
-    cells = (
-        f"{name}, {found.threat.split()[1]}",
-        f"{100 * clean.base_accuracy:.1f} / {100 * union.base_accuracy:.1f}",
-        found.chosen,
-        str(found.best.cost),
-        points_text(clean.difference, clean.interval),
-        points_text(union.difference, union.interval),
-        f"{union.gained}, {union.lost}",
-        f"{report.count:,}",
-        f"`{report.verdict}`" + (f", {len(report.failed_checks)} failed checks" if report.failed_checks else ""),
-    )
-    return {"model": name, "verdict": report.verdict, "text": f"| {' | '.join(cells)} |"}
+def change_of(
+    name: str, model: torch.nn.Module, train: ImageData, threat: lf.Threat, options: argparse.Namespace
+) -> tuple[str, int, torch.nn.Module] | None:
+    """The change to judge: its name, its forward passes and the changed model. None: `improve` chose nothing."""
+    if options.tta is not None:
+        lf.set_tta_(model, options.tta)
+        return options.tta, lf.TTA.parse(options.tta).cost, model
+    with lf.RunDir.open(options.runs / name) as run:
+        found = lf.improve(
+            model, train, threat, calibrate=options.calibrate, validate=options.validate,
+            max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
+        )  # fmt: skip
+    print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
+    return None if found.recipe is None else (found.chosen, found.best.cost, found.model)
+
+
+def row(name: str, change: tuple[str, str, str], report: lf.AuditReport, attacked: lf.Comparison) -> dict[str, Any]:
+    """A row of the table: what the audit says on the images that it needed, and `fast` on all of them."""
+    clean = points_text(report.clean.difference, report.clean.interval)
+    cells = (*change, f"{100 * report.clean.base_accuracy:.1f}", clean, *judgement(report.union), f"`{report.verdict}`")
+    text = f"| {' | '.join((*cells, *judgement(attacked)))} |"
+    return {"model": name, "verdict": report.verdict, "failed": report.failed_checks, "text": text}
+
+
+def judgement(robust: lf.Comparison) -> tuple[str, ...]:
+    change = points_text(robust.difference, robust.interval)
+    return f"{100 * robust.base_accuracy:.1f}", change, f"{robust.gained}, {robust.lost}", f"{robust.count:,}"
 
 
 if __name__ == "__main__":
