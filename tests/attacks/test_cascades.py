@@ -142,17 +142,19 @@ def test_an_image_far_from_the_boundary_costs_what_the_page_says():
     x, y = small_images(small_net(classes=10), 40)
     result = fast(fold=False).run(model, x.double(), y, threat=Threat("linf", 1e-5))
     assert result.early_stopped.all()
-    probed, walked = result.forwards > 300, result.backwards > 23  # one in 16, and one in 4
+    probed, walked = result.forwards > 300, result.backwards > 21  # one in 16, and one in 4
     assert 0 < probed.sum() < walked.sum() < 20
     checks = torch.where(torch.arange(40) < 32, 2, 0)  # of the model
-    announced = result.forwards - checks - 27  # on the way to one far point, or to two
+    announced = result.forwards - checks - 25  # on the way to one far point, or to two
     walk = 2 + 6 + 5 * 11  # to a far point and back, and five steps
-    assert announced[probed].min() >= 12 + 301
+    assert announced[probed].min() >= 2 + 301
     assert announced[probed].max() <= 24 + 301 + walk
     assert 24 < announced[walked & ~probed].max() <= 24 + walk
-    # Two more where a walk found no far point of another class.
-    assert {12} < set(announced[~walked & ~probed].tolist()) <= {12, 24, 26}
-    assert set(result.backwards.tolist()) == {23, 23 + 5}
+    rest = announced[~walked & ~probed]
+    assert rest.min() >= 2
+    assert 4 <= rest.median() <= 7, "an honest net is cleared long before the last bisection"
+    assert rest.max() <= 26, "two more where a walk found no far point of another class"
+    assert set(result.backwards.tolist()) == {21, 21 + 5}
 
 
 def test_only_classes_within_reach_are_aimed_at():
@@ -163,8 +165,8 @@ def test_only_classes_within_reach_are_aimed_at():
     assert torch.equal(result.broken, distance[:, 0] < eps)
     reached = (distance[:, :2] < 1.5 * eps).sum(dim=1)
     assert set(reached[~result.broken].tolist()) == {0, 1, 2}  # or the rule was not put to the test
-    # Beside the runs: slopes toward 4 classes, two of the test for masked gradients, one for each class out of reach
-    assert torch.equal(result.backwards[~result.broken], (4 + 2 + 7 * reached + 2 - reached)[~result.broken])
+    # Beside the runs: gradients toward 4 classes, and two of the test for masked gradients
+    assert torch.equal(result.backwards[~result.broken], (4 + 2 + 7 * reached)[~result.broken])
 
 
 def steepening(x):
@@ -202,7 +204,7 @@ def test_an_honest_model_is_probed_and_not_escalated():
     assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=5,bisections=6"]
     assert result.notes == ()
     before, walk = (sum(stage.forwards for stage in part) for part in (result.stages[:-1], result.stages[-1:]))
-    assert before - 10 * (1 + 6 + 10 + 21) in range(12 * 10, 24 * 10 + 1, 12)
+    assert 2 * 10 <= before - 10 * (1 + 6 + 10 + 21) <= 12 * 10, "the margin announces a change of class early"
     assert 10 * 8 <= walk <= 10 * (2 + 6 + 5 * 11)
     assert set(result.backwards.tolist()) <= {5 + 2, 5 + 2 + 5}
 

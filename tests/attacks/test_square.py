@@ -6,6 +6,7 @@ from pyautoattack.square import SquareAttack
 
 from lipforge import rng
 from lipforge.attacks import Square, norms
+from lipforge.attacks.losses import margin
 from lipforge.attacks.square import double_bump, span, start_squares, turn_window
 from lipforge.errors import InputError
 from lipforge.types import Threat
@@ -142,3 +143,31 @@ def test_a_turned_window_keeps_the_length_and_moves_it_out_of_the_emptied_window
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         Square(**settings)
+
+
+def test_candidates_are_asked_in_one_batch_and_the_best_is_kept():
+    model, x, y = linear_oracle()
+    asked = []
+
+    def watched(images):
+        asked.append(images)
+        return model(images)
+
+    result = Square(queries=6, candidates=4).run(watched, x, y, threat=Threat("linf", 1e-5))
+    assert not result.broken.any()
+    assert [len(images) // len(x) for images in asked] == [1, 1, 4, 2]
+    assert (result.forwards == 8).all()
+    best = asked[1]
+    for batch in asked[2:]:
+        for point in batch.split(len(x)):  # each is the best so far with one window changed
+            changed = (point != best).any(dim=1).float()
+            assert torch.equal(changed, changed.amax(dim=1, keepdim=True) * changed.amax(dim=2, keepdim=True))
+        each = torch.stack([best, *batch.split(len(x))])
+        margins = torch.stack([margin(model(points), y) for points in each])
+        best = each[margins.argmin(dim=0), torch.arange(len(x))]
+    torch.testing.assert_close(result.margin, margin(model(best), y))
+
+
+def test_candidates_must_divide_what_is_drawn_at_once():
+    with pytest.raises(InputError, match="candidates must divide 64, got 3"):
+        Square(candidates=3)

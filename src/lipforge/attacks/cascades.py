@@ -197,27 +197,25 @@ class Nearest(Attack):
         if len(state.robust()) == 0:
             return
         masked, schedule = masked_gradients(state).any, Schedule(self.steps, rho=0.75)
-        classes, distance = nearest_boundaries(state)
+        classes, distance, gradients = nearest_boundaries(state, keep=self.targets)
         for number in range(min(self.targets, classes.shape[1])):
             goal = toward(state, targeted_margin_loss, classes[:, number])
             worth = masked | (distance[:, number] < self.within * state.eps)
             at = (~worth & ~state.broken).nonzero().squeeze(1)
             if len(at):
-                worth[at] = _distance_by_step(state, at, goal) < self.within * state.eps
+                worth[at] = _distance_by_step(state, at, goal, gradients[at, number]) < self.within * state.eps
             with state.only(worth.nonzero().squeeze(1)):
                 climb(state, goal, schedule, stream="nearest", counter=number)
 
 
-def _distance_by_step(state: AttackState, at: Tensor, goal: Goal) -> Tensor:
+def _distance_by_step(state: AttackState, at: Tensor, goal: Goal, gradient: Tensor) -> Tensor:
     """How far (M,) the goal's boundary looks from clean images by what a step of length eps along its gradient changes:
     nearer than the gradient alone says where the model gets steeper. The step may break an image, too."""
-    slope = state.gradient(state.x[at], at, goal)
-    moved = state.norm.project(
-        state.x[at] + state.norm.steepest_step(slope.gradient, state.eps), state.x[at], state.eps
-    )
+    x, before = state.x[at], goal(state.clean_logits()[at], at)
+    moved = state.norm.project(x + state.norm.steepest_step(gradient, state.eps), x, state.eps)
     logits = state.logits(moved, at)
     state.record(moved, at, logits)
-    return -slope.value * state.eps / (goal(logits, at) - slope.value).clamp_min(1e-12)
+    return -before * state.eps / (goal(logits, at) - before).clamp_min(1e-12)
 
 
 @dataclass(frozen=True)
@@ -308,7 +306,7 @@ class Escalate(Attack):
         by_gradient, clean = state.margin.clone(), margin(state.clean_logits(), state.y)
         found = masked_gradients(state)
         with state.only(_sample(state, self.every, stream="escalate-sample")):
-            Square(queries=self.queries, rescale=True).attack(state)
+            Square(queries=self.queries, rescale=True, candidates=4).attack(state)
         state.close_stage(PROBE)
         lower = state.margin < by_gradient
         if lower.any():

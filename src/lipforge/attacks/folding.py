@@ -90,14 +90,20 @@ class Laid:
         return logits_in(self.module(x.contiguous(memory_format=self.layout)))
 
 
-def _rounded(classifier: Classifier, precision: Precision) -> Classifier:
+@dataclass(frozen=True)
+class Rounded:
     """The classifier under autocast to that precision; its logits come back in the dtype of the images."""
 
-    def rounded(x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, dtype=getattr(torch, precision)):
-            return logits_in(classifier(x)).to(x.dtype)
+    classifier: Classifier
+    precision: Precision
 
-    return classifier if precision == "float32" else rounded
+    def __call__(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, dtype=getattr(torch, self.precision)):
+            return logits_in(self.classifier(x)).to(x.dtype)
+
+
+def _rounded(classifier: Classifier, precision: Precision) -> Classifier:
+    return classifier if precision == "float32" else Rounded(classifier, precision)
 
 
 @torch.no_grad()

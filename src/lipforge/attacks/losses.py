@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -94,25 +94,39 @@ def targets_by_rank(state: "AttackState", count: int) -> list[Tensor]:
 
 def targets_by_distance(state: "AttackState", count: int) -> list[Tensor]:
     """The classes (N,) whose boundaries look nearest from the clean image, at most `count`; found once per state."""
-    classes, _ = nearest_boundaries(state)
-    return list(classes[:, :count].unbind(dim=1))
+    return list(nearest_boundaries(state).classes[:, :count].unbind(dim=1))
 
 
-def nearest_boundaries(state: "AttackState") -> tuple[Tensor, Tensor]:
-    """Classes (N, C), those with the nearest boundaries first, and how far (N, C) these look from the clean image.
+class Boundaries(NamedTuple):
+    """Classes (N, K), those with the nearest boundaries first, how far (N, K) these look from the clean image, and the
+    gradients (N, `keep`, C, H, W) of z_t - z_y there for the nearest."""
+
+    classes: Tensor
+    distance: Tensor
+    gradients: Tensor
+
+
+def nearest_boundaries(state: "AttackState", *, keep: int = 0) -> Boundaries:
+    """The boundaries of the CANDIDATES classes with the highest clean logits.
 
     The distance is the difference of two logits over the dual norm of its gradient: exact on a linear model. It costs
     one forward per image and one backward per candidate, once per state; images already broken have none.
     """
-    if state.nearest is None:
+    if state.nearest is None or state.nearest.gradients.shape[1] < min(keep, state.nearest.classes.shape[1]):
         classes = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
         distance = torch.full_like(classes, torch.inf, dtype=state.x.dtype)
-        at = state.attackable()
+        at, shape = state.attackable(), state.x.shape[1:]
         _, found = differences(state, state.x[at], at, classes[at])
-        looks = [value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12) for value, gradient in found]
+        looks, gradients = [], []
+        for value, gradient in found:
+            looks.append(value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12))
+            gradients += [gradient] if keep else []
         distance[at], order = torch.stack(looks, dim=1).to(distance).sort(dim=1, stable=True)
         classes[at] = classes[at].gather(1, order)
-        state.nearest = classes, distance
+        kept = state.x.new_zeros(len(classes), min(keep, classes.shape[1]), *shape)
+        if keep:
+            kept[at] = torch.stack(gradients, dim=1)[torch.arange(len(at), device=at.device)[:, None], order[:, :keep]]
+        state.nearest = Boundaries(classes, distance, kept)
     return state.nearest
 
 

@@ -27,8 +27,9 @@ class Square(Attack):
     """At most `queries` windows per image and restart, each covering the share `p_init` of the image at first.
 
     The share is halved after the queries in HALVINGS. These were set for 10,000 queries; as in AutoAttack they stay
-    where they are for any number of queries, unless `rescale` stretches them. A robust image costs queries + 1 forwards
-    per restart, one forward for the clean image, and no backward.
+    where they are for any number of queries, unless `rescale` stretches them. With `candidates` (a divisor of 64), that
+    many queries are asked in one batch and the best of them is kept: as many queries in fewer steps, which is faster on
+    few images. A robust image costs queries + 1 forwards per restart, one forward for the clean image, and no backward.
     """
 
     name: ClassVar[str] = "square"
@@ -36,9 +37,12 @@ class Square(Attack):
     restarts: int = 1
     p_init: float = 0.8
     rescale: bool = False
+    candidates: int = 1
 
     def __post_init__(self) -> None:
-        check_least(self, 1, "queries", "restarts")
+        check_least(self, 1, "queries", "restarts", "candidates")
+        if DRAWN_AT_ONCE % self.candidates:
+            raise InputError(f"candidates must divide {DRAWN_AT_ONCE}, got {self.candidates}; use 1, 2, 4, 8 or more")
         if not 0 < self.p_init <= 1:
             raise InputError(f"p_init must lie in (0, 1], got {self.p_init}")
 
@@ -57,14 +61,19 @@ class Square(Attack):
         value = margin(logits, state.y[at])
         rows = state.record(best, at, logits)
         at, best, value = at[rows], best[rows], value[rows]
-        for query in range(self.queries):
+        for first in range(0, self.queries, self.candidates):
             if len(at) == 0:
                 return
-            if query % DRAWN_AT_ONCE == 0:
-                windows = self._draw(state, at, stream, query)
-            new = windows.changed(best, query % DRAWN_AT_ONCE)
-            logits = state.logits(new, at)
-            found = margin(logits, state.y[at])
+            if first % DRAWN_AT_ONCE == 0:
+                windows = self._draw(state, at, stream, first)
+            numbers = range(first, min(first + self.candidates, self.queries))
+            new = torch.cat([windows.changed(best, query % DRAWN_AT_ONCE) for query in numbers])
+            asked = at.repeat(len(numbers))
+            logits = state.logits(new, asked)
+            found, choice = margin(logits, state.y[asked]).reshape(len(numbers), -1).min(dim=0)
+            if len(numbers) > 1:
+                chosen = choice * len(at) + torch.arange(len(at), device=at.device)
+                new, logits = new[chosen], logits[chosen]
             rows = state.record(new, at, logits)
             best = torch.where((found < value)[:, None, None, None], new, best)
             value = torch.minimum(found, value)

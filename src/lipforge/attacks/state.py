@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lipforge.attacks import norms
 from lipforge.attacks.folding import CHECKED, Precision, folded_copy
-from lipforge.attacks.losses import Loss, TargetedLoss, margin
+from lipforge.attacks.losses import Boundaries, Loss, TargetedLoss, margin
 from lipforge.attacks.queries import Prepared, check_labels, logits_of
 from lipforge.errors import InputError, ModelError
 from lipforge.results import MISCLASSIFIED, ROBUST, Note, Stage
@@ -95,7 +95,7 @@ class AttackState:
         self.margin = torch.full((len(x),), torch.inf, dtype=x.dtype, device=x.device)
         # How far the nearest point is that has fooled the model itself; 0 where the image is misclassified as given.
         self.distance = torch.full_like(self.margin, torch.inf)
-        self.nearest: tuple[Tensor, Tensor] | None = None
+        self.nearest: Boundaries | None = None
         self.tested: tuple[Tensor, Tensor] | None = None
         self.outcome = [ROBUST] * len(x)
         self.stages: list[Stage] = []
@@ -190,8 +190,9 @@ class AttackState:
 
     @torch.no_grad()
     def logits(self, x_adv: Tensor, at: Tensor, *, eot_iter: int = 1) -> Tensor:
-        """The logits of `x_adv`, points for the images at these positions; the mean of `eot_iter` forwards."""
-        self.forwards[at] += eot_iter
+        """The logits of `x_adv`, points for the images at these positions, which may name an image several times; the
+        mean of `eot_iter` forwards."""
+        self.forwards.index_add_(0, at, torch.full_like(at, eot_iter))
         passes = [self.ask(x_adv, at) for _ in range(eot_iter)]
         return passes[0] if eot_iter == 1 else torch.stack(passes).mean(dim=0)
 
@@ -207,7 +208,7 @@ class AttackState:
         if noise:
             logits = self.logits(x_adv, at)
             slope = Slope(slope.gradient, goal(logits, at), logits)
-        self.zero_gradient[at] |= torch.linalg.vector_norm(slope.gradient.flatten(1), torch.inf, dim=1) == 0
+        self.zero_gradient[at] |= slope.gradient.abs().flatten(1).amax(dim=1) == 0
         return slope
 
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:

@@ -106,6 +106,8 @@ def _size(change: Tensor, order: float) -> Tensor:
     """The l_p norm (N,) of each image."""
     if order == 1:
         return change.abs().flatten(1).sum(dim=1)
+    if order == math.inf:  # torch's own is 14 times as slow on a CPU
+        return change.abs().flatten(1).amax(dim=1)
     size: Tensor = torch.linalg.vector_norm(change, order, dim=(1, 2, 3))
     return size
 
@@ -113,8 +115,8 @@ def _size(change: Tensor, order: float) -> Tensor:
 def toward_hyperplane(point: Tensor, normal: Tensor, excess: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """How much each entry (N, D) counts, which way it moves toward the hyperplane, and how far the box lets it."""
     direction = -excess.sign()[:, None] * normal.sign()
-    # An entry that does not count does not move: it has no room.
-    room = torch.where(direction > 0, 1 - point, point) * (direction != 0)
+    # 1 - x on the way up, x on the way down; an entry that does not count does not move, so it has no room.
+    room = direction.clamp_min(0.0) - direction * point
     return normal.abs(), direction, room
 
 
@@ -132,9 +134,9 @@ def nearest_on_hyperplane(point: Tensor, normal: Tensor, excess: Tensor, speed: 
     need = excess.abs()[:, None]
     time = torch.zeros_like(need)
     for _ in range(point.shape[1] + 1):
-        moving = time * speed < room
+        moving = (room - time * speed).sign_().clamp_min_(0.0)  # 1 or 0: sums of products are faster than of choices
         slope = (gain * moving).sum(dim=1, keepdim=True)
-        stopped = (at_stop * ~moving).sum(dim=1, keepdim=True)
+        stopped = (at_stop * (1 - moving)).sum(dim=1, keepdim=True)
         later = torch.where(slope > 0, (need - stopped) / slope.clamp_min(1e-38), time)
         if not (later > time).any():
             break

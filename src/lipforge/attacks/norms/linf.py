@@ -28,7 +28,7 @@ class Linf(Norm):
         return self.project(x + eps * noise, x, eps)
 
     def to_hyperplane(self, point: Tensor, normal: Tensor, excess: Tensor) -> Tensor:
-        return nearest_on_hyperplane(point, normal, excess, speed=torch.ones_like(normal))
+        return nearest_on_hyperplane(point, normal, excess, speed=normal.new_ones(1, 1))
 
 
 NORM = Linf("linf", math.inf, box=True, noise=partial(rng.uniform, low=-1.0, high=1.0))
