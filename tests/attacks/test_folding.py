@@ -1,5 +1,7 @@
 """The folded copy that attacks search on: what is folded, what is left alone, and that only the model decides."""
 
+import time
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -17,7 +19,7 @@ from lipforge.attacks import (
     fast,
     prepare,
 )
-from lipforge.attacks.folding import Laid, direct_pairs, fold_, folded_copy
+from lipforge.attacks.folding import Laid, Rounded, direct_pairs, fold_, folded_copy
 from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
@@ -325,13 +327,47 @@ def test_fast_folds_unless_told_not_to():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int8"}, "one of float32, bfloat16, float16"),
+        ({"precision": "int8"}, "one of float32, bfloat16, float16, auto"),
         ({"precision": "float16", "fold": False}, "leave"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         autoattack(**settings)
+
+
+@pytest.mark.parametrize("slow_in_bfloat16", [True, False])
+def test_auto_is_bfloat16_where_that_is_faster(slow_in_bfloat16):
+    net = small_net()
+    x, _ = small_images(net, 4)
+
+    def model(images):
+        if torch.is_autocast_enabled("cpu") == slow_in_bfloat16:
+            time.sleep(0.02)
+        return net(images)
+
+    folded = prepare(model, x, precision="auto").folded
+    assert folded is model if slow_in_bfloat16 else folded == Rounded(model, "bfloat16")
+
+
+def test_what_breaks_in_half_precision_only_is_searched_for_in_full_precision():
+    """A copy that always says it is fooled in half precision sends all images on, which then cost what `fast` costs."""
+    net = small_net()
+    x, y = small_images(net, 12)
+
+    class Fooled(nn.Module):
+        def forward(self, images):
+            logits = net(images)
+            return -logits if torch.is_autocast_enabled("cpu") else logits
+
+    threat, model = Threat("linf", 0.01), Fooled().eval()
+    exact, half = (fast(precision=precision).run(model, x, y, threat=threat) for precision in ("float32", "bfloat16"))
+    assert torch.equal(half.broken, exact.broken)
+    assert 0 < exact.broken.sum() < len(x), "or nothing was put to the test"
+    kinds = {note.kind for note in half.notes}
+    assert "half_precision_only" in kinds
+    assert "folded_copy_only" not in kinds
+    assert half.forwards.max() < 5000, "the standard cascade alone would take more"
 
 
 def test_an_unknown_precision_and_a_prepared_model_in_train_mode_are_refused():

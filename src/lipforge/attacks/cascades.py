@@ -21,7 +21,7 @@ from lipforge.attacks.base import Attack, Cascade, check_least, spelled
 from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.folding import Precision, check_precision, prepare
+from lipforge.attacks.folding import Precision, Rounded, check_precision, prepare
 from lipforge.attacks.losses import margin, nearest_boundaries, runner_up, targeted_margin_loss
 from lipforge.attacks.masking import masked_gradients
 from lipforge.attacks.minimum import FMN
@@ -148,8 +148,12 @@ class Fast(_Folding):
     precision: Precision = "float32"
 
     def cascade(self, classes: int, norm: Norm = "linf") -> Cascade:
-        targets = min(2, classes - 1)
-        return Cascade((APGD(steps=10, loss="margin"), Nearest(targets=targets), Restarts(), Escalate()))
+        return Cascade((*gradient_attacks(min(2, classes - 1)), Escalate()))
+
+
+def gradient_attacks(targets: int = 2) -> tuple[Attack, ...]:
+    """What `fast` does before it looks for masked gradients."""
+    return APGD(steps=10, loss="margin"), Nearest(targets=targets), Restarts()
 
 
 def fast(*, fold: bool = True, precision: Precision = "float32") -> Fast:
@@ -346,20 +350,27 @@ def _sample(state: AttackState, every: int, *, stream: str) -> Tensor:
 
 
 def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:
-    """Attack the model itself on the robust images that broke on its folded copy only: which (N,) they were."""
-    folded_only = state.folded_only & ~state.broken & (state.folded is not state.model)
-    at = folded_only.nonzero().squeeze(1)
-    if len(at) == 0:
-        return folded_only
-    state.early_stopped[at] = False
-    text = "broke only on the model's folded copy and were attacked on the model itself"
-    state.notes.append(Note("folded_copy_only", text, len(at), len(state.x)))
-    folded, state.folded = state.folded, state.model
-    with state.only(at):
-        attack.attack(state)
-    state.folded = folded
-    state.folded_only[at] = False
-    return folded_only
+    """Attack the robust images that broke on the folded copy only once more: which (N,) they were.
+
+    A copy in half precision is often wrong, so the gradient attacks of `fast` search on the same copy in full precision
+    first. What broke on a copy in full precision only is attacked on the model itself, by `attack`.
+    """
+    folded, searches = state.folded, [("folded_copy_only", "on the model's folded copy", state.model, attack)]
+    if isinstance(folded, Rounded):
+        searches.insert(0, ("half_precision_only", "in half precision", folded.classifier, Cascade(gradient_attacks())))
+    every = torch.zeros_like(state.broken)
+    for kind, where, classifier, search in searches:
+        folded_only = state.folded_only & ~state.broken & (folded is not state.model)
+        at = folded_only.nonzero().squeeze(1)
+        if len(at) == 0:
+            break
+        state.notes.append(Note(kind, f"broke only {where} and were attacked once more", len(at), len(state.x)))
+        every, state.folded = every | folded_only, classifier
+        state.early_stopped[at] = state.folded_only[at] = False
+        with state.only(at):
+            search.attack(state)
+    state.folded, state.folded_only[every] = folded, False
+    return every
 
 
 def _parts(runs: Tensor, most: int) -> list[Tensor]:
