@@ -16,7 +16,7 @@ import lipforge
 ROOT = Path(lipforge.__file__).parent
 GROUND = {
     "types", "errors", "text", "records", "digests", "logs", "statistics", "results", "batching", "outputs", "sources",
-    "recording", "progress", "ranks", "tracking", "rng",
+    "recording", "progress", "ranks", "tracking", "rng", "memory",
 }  # fmt: skip
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),

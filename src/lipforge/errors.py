@@ -7,6 +7,10 @@ from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
+NO_MEMORY = re.compile(
+    r"not enough memory|allocate memory|out of memory|could not create a primitive|failed to map segment", re.IGNORECASE
+)
+
 
 class LipforgeError(Exception):
     """The base of all errors that lipforge raises on purpose."""
@@ -56,6 +60,10 @@ class AttackError(LipforgeError):
     """An attack of another tool, or of the user, raised an error; the message names it."""
 
 
+class MemoryLimitError(LipforgeError, MemoryError):
+    """Memory does not suffice for a single image."""
+
+
 class TrainingError(LipforgeError):
     """Training cannot go on: the loss diverged, or the model keeps collapsing."""
 
@@ -91,6 +99,18 @@ def first_line(error: Exception) -> str:
     if re.search("weights_only|allow_pickle", str(error)):
         return "it is damaged, or holds a pickle, and lipforge loads none: a data file must not run code"
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether memory ran out, in the words of Python, of torch's allocators, of oneDNN and of the dynamic linker; an
+    error may have come from one that says so.
+
+    >>> lacks_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes"))
+    True
+    """
+    if isinstance(error, MemoryError) or NO_MEMORY.search(str(error)):
+        return True
+    return error.__cause__ is not None and lacks_memory(error.__cause__)
 
 
 def suggest(name: str, known: Iterable[str], *, count: int = 3) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +262,50 @@ def test_log_writes_event_files_beside_the_result(run, tmp_path):
     assert list((tmp_path / "tb").glob("events.out.tfevents.*"))
     refused = run("evaluate", "cifar10-resnet", *SAMPLE, "--limit", 2, "--log", "tensorboard")
     assert (refused.code, refused.err) == (2, "error: tensorboard needs a folder: tensorboard:DIR\n")
+
+
+LIMITED = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3072, 10)
+
+    def forward(self, x):
+        if len(x) > MOST:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return self.head(x.flatten(1))
+
+def build():
+    return Net()
+"""
+
+
+@pytest.fixture
+def limited(tmp_path, monkeypatch) -> Callable[[int], str]:
+    """A model that has memory for so many images at once, as the command line takes it."""
+    monkeypatch.setattr(lipforge.memory, "_most", {})
+
+    def write(most: int) -> str:
+        (tmp_path / f"limited{most}.py").write_text(LIMITED.replace("MOST", str(most)))
+        return f"limited{most}.py:build"
+
+    return write
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_batch_that_does_not_fit_into_memory_is_halved_with_one_note(run, limited):
+    ended = run("evaluate", limited(2), *SAMPLE, "--attack", "fgsm")
+    assert ended.code == 0
+    assert ended.err.count("note: ") == 1
+    assert "note: out of memory with batches of 8 images (CUDA out of memory." in ended.err
+
+
+@pytest.mark.filterwarnings("default")
+def test_too_little_memory_for_one_image_is_a_clear_error(run, limited):
+    ended = run("evaluate", limited(0), "--data", "cifar10-sample", "--limit", 100, "--attack", "fgsm")
+    assert ended.code == 2
+    assert "error: out of memory even with one image at a time (CUDA out of memory." in ended.err
+    assert "start anew" not in ended.err

@@ -1,10 +1,11 @@
 """What an attack is, and several of them in a row."""
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, cast
 
+import torch
 from torch import Tensor
 
 from lipforge.attacks.checks import gradient_notes, square_notes
@@ -12,7 +13,9 @@ from lipforge.attacks.queries import checked_ids
 from lipforge.attacks.state import AttackResult, AttackState
 from lipforge.errors import InputError
 from lipforge.logs import warn
-from lipforge.results import merge_notes
+from lipforge.memory import in_batches
+from lipforge.results import MISCLASSIFIED, merge_notes
+from lipforge.results.evaluation import merge_stages
 from lipforge.types import Classifier, Threat
 
 
@@ -42,6 +45,10 @@ class Attack(Protocol):
         """
         return model
 
+    def at(self, rows: slice) -> "Attack":
+        """The attack for these rows of the batch: itself, unless it holds something for each image."""
+        return self
+
     def run(
         self,
         model: Classifier,
@@ -60,19 +67,28 @@ class Attack(Protocol):
         `watch` is told the name of each attack as it begins, for whoever shows progress. `clean_logits` (N, K) are
         those of this model on `x`, from a caller who knows them: they are then neither computed nor counted. With
         `minimise` a minimum-norm attack goes on after it broke an image, and looks for the nearest point that does.
+        Where memory runs out, the images are attacked in smaller batches: see `lipforge.memory`.
         """
         ids = checked_ids(model, x, y, sample_ids)
-        state = AttackState(model, x, y, threat=threat, seed=seed, sample_ids=ids, minimise=minimise)
-        state.announce = watch or state.announce
-        if len(x):
-            if clean_logits is not None:
-                state.use_clean_logits(clean_logits)
-            state.announce(self.name)
-            state.clean_logits()
-            self.attack(state)
-            state.ask_model()
-            state.notes += [*square_notes(state.stages, len(x)), *gradient_notes(state)]
-        return state.result(self.name)
+        if clean_logits is not None and len(clean_logits) != len(x):
+            raise InputError(f"clean_logits must be (N, K), one row per image, got {tuple(clean_logits.shape)}")
+
+        def attacked(rows: slice) -> AttackResult:
+            state = AttackState(
+                model, x[rows], y[rows], threat=threat, seed=seed, sample_ids=ids[rows], minimise=minimise
+            )
+            state.announce = watch or state.announce
+            if len(state.x):
+                if clean_logits is not None:
+                    state.use_clean_logits(clean_logits[rows])
+                state.announce(self.name)
+                state.clean_logits()
+                self.at(rows).attack(state)
+                state.ask_model()
+                state.notes += [*square_notes(state.stages, len(state.x)), *gradient_notes(state)]
+            return state.result(self.name)
+
+        return merged_results(in_batches(attacked, len(x), "attack"))
 
     def __call__(
         self,
@@ -105,6 +121,9 @@ class Cascade(Attack):
         if not self.attacks:
             raise InputError("a cascade needs at least one attack")
 
+    def at(self, rows: slice) -> "Cascade":
+        return replace(self, attacks=tuple(attack.at(rows) for attack in self.attacks))
+
     @property
     def looks_at_outputs(self) -> bool:  # type: ignore[override]  # each cascade has its own attacks
         return any(attack.looks_at_outputs for attack in self.attacks)
@@ -121,6 +140,21 @@ class Cascade(Attack):
             state.announce(spelled(attack))
             attack.attack(state)
             state.close_stage(spelled(attack))
+
+
+def merged_results(parts: Sequence[AttackResult]) -> AttackResult:
+    """One result of those for consecutive images."""
+    if len(parts) == 1:
+        return parts[0]
+    names = ("images", "broken", "forwards", "backwards", "early_stopped", "margin", "distance")
+    outcome = tuple(word for part in parts for word in part.outcome)
+    correct = [len(part.outcome) - part.outcome.count(MISCLASSIFIED) for part in parts]
+    return AttackResult(
+        **{name: torch.cat([getattr(part, name) for part in parts]) for name in names},
+        outcome=outcome,
+        stages=merge_stages([(count, part.stages) for count, part in zip(correct, parts, strict=True)]),
+        notes=merge_notes([note for part in parts for note in part.notes], len(outcome)),
+    )
 
 
 def check_least(attack: Attack, least: int, *names: str) -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
-from lipforge.attacks.queries import Prepared
+from lipforge.attacks.queries import Prepared, forward
 from lipforge.errors import InputError
 from lipforge.outputs import logits_in
 from lipforge.recording import record, storage
@@ -73,8 +73,7 @@ def folded_copy(model: Classifier, images: Tensor, precision: Precision) -> tupl
     images, passes = images[:CHECKED], 0
     folded = _folded(model, images) if isinstance(model, nn.Module) and len(images) else None
     if folded is not None:
-        with torch.no_grad():
-            expected = logits_in(model(images))  # first, and by itself: its own errors are the caller's to see
+        expected = forward(model, images)  # first, and by itself: its own errors are the caller's to see
         passes += 1
         for layout in LAYOUTS:
             folded.to(memory_format=layout)  # type: ignore[call-overload]  # documented, not in the stubs
@@ -150,8 +149,7 @@ def _folded(model: nn.Module, images: Tensor) -> nn.Module | None:
 def _agrees(folded: Classifier, images: Tensor, expected: Tensor) -> bool:
     """Whether the folded copy gives the expected logits, and goes forward and back with a single image too."""
     try:
-        with torch.no_grad():
-            found = folded(images)
+        found = forward(folded, images)
         one = images[:1].clone().requires_grad_()
         with torch.enable_grad():
             torch.autograd.grad(folded(one).sum(), one)

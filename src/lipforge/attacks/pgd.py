@@ -1,6 +1,6 @@
 """Gradient ascent: one step (FGSM), projected steps with restarts (PGD), or steps from given points (refine)."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from lipforge.attacks.losses import find_loss, margin, margin_loss
 from lipforge.attacks.queries import logits_of
 from lipforge.attacks.state import AttackState, Goal, away
 from lipforge.errors import InputError
+from lipforge.memory import in_batches
 from lipforge.types import Classifier, Threat
 
 REFINE_STEPS, REFINE_STEP_SIZE = 20, 0.1
@@ -93,6 +94,9 @@ class Refine(Attack):
     steps: int = REFINE_STEPS
     step_size: float = REFINE_STEP_SIZE
 
+    def at(self, rows: slice) -> "Refine":
+        return replace(self, start=self.start[rows])
+
     def attack(self, state: AttackState) -> None:
         at = state.robust()
         if len(at) == 0:
@@ -133,6 +137,18 @@ def refine(
     Unlike `Refine` it does not stop where the classifier is fooled: a smaller margin transfers better. Each image costs
     `steps` + 1 forwards and `steps` backwards; without steps it costs nothing.
     """
+
+    def refined(rows: slice) -> Refined:
+        return _refined(classifier, points[rows], x[rows], y[rows], ids[rows], threat, steps)
+
+    parts = in_batches(refined, len(x), "attack")
+    at, value, stuck = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
+    return Refined(at, value, stuck, parts[0].forwards, parts[0].backwards)
+
+
+def _refined(
+    classifier: Classifier, points: Tensor, x: Tensor, y: Tensor, ids: Tensor, threat: Threat, steps: int
+) -> Refined:
     norm, best = norms.of(threat), points.clone()
     stuck, smallest = torch.zeros_like(y, dtype=torch.bool), x.new_full((len(x),), torch.inf)
     if not steps or not len(x):

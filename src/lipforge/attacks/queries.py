@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from lipforge.batching import check_eval, check_images
 from lipforge.errors import InputError, ModelError
+from lipforge.memory import in_batches
 from lipforge.outputs import logits_in
 from lipforge.sources import is_whole
 from lipforge.types import Classifier
@@ -41,13 +42,25 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
 
 
 def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None) -> Tensor:
-    """The model's logits (N, K), checked: one row per image, and finite; an error names the image by its id."""
-    logits = logits_in(model(x), rows=len(x))
+    """The model's logits (N, K), checked: one row per image, and finite; an error names the image by its id. Without
+    gradients, images that do not fit into memory at once are asked about in smaller batches."""
+    logits = logits_in(model(x), rows=len(x)) if torch.is_grad_enabled() else forward(model, x)
     finite = logits.isfinite()
     if not finite.all():
         wrong = int((~finite.all(dim=1)).nonzero()[0])
         raise ModelError(f"the model returned NaN or infinite logits for image {wrong if ids is None else ids[wrong]}")
     return logits
+
+
+@torch.no_grad()
+def forward(model: Classifier, x: Tensor) -> Tensor:
+    """The model's logits (N, K) without gradients, in smaller batches where memory runs out."""
+
+    def passed(rows: slice) -> Tensor:
+        return logits_in(model(x[rows]), rows=rows.stop - rows.start)
+
+    parts = in_batches(passed, len(x), "forward")
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def check_labels(y: Tensor, classes: int) -> None:

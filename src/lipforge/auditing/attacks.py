@@ -25,6 +25,7 @@ from lipforge.auditing.plan import (
     Plan,
 )
 from lipforge.evaluation.robust import classified, unbroken
+from lipforge.memory import in_batches
 from lipforge.results import MISCLASSIFIED, ROBUST, Note
 from lipforge.runs import Shard
 from lipforge.types import Classifier, Threat
@@ -144,13 +145,19 @@ class AttackedSide:
         for name, view in {OWN: self.side.classifier, **self.side.views, **further}.items():
             view = view.original if isinstance(view, Prepared) else view
             if len(at) and id(view) not in looked:  # one classifier may be several views
-                x, y, ids = self.shard.at(at)
                 self.forwards += LOOKED * len(at)
-                at = at[masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids)]
+                at = at[self._masked(view, self.shard.at(at))]
                 looked.add(id(view))
             self.masked[name] = len(at)
             if not len(at):
                 return
+
+    def _masked(self, view: Classifier, shard: Shard) -> Tensor:
+        def masked(rows: slice) -> Tensor:
+            x, y, ids = (part[rows] for part in shard)
+            return masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids)
+
+        return torch.cat(in_batches(masked, len(shard.x), "attack"))
 
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 
 from lipforge import rng
 from lipforge.attacks import CW, FGSM, PGD, Attack, Square, cross_entropy, margin_loss, norms
-from lipforge.attacks.queries import is_misclassified
+from lipforge.attacks.queries import forward, is_misclassified
 from lipforge.auditing.pairs import Pair
 from lipforge.auditing.plan import Plan
 from lipforge.forge import Fold
+from lipforge.memory import in_batches
 from lipforge.outputs import logits_in
 from lipforge.results import BracketResult, CertifyResult, Check, Note, compare_brackets
 from lipforge.runs import Shard
@@ -88,7 +89,7 @@ def _directions(classifier: Classifier, shard: Shard, threat: Threat, seed: int)
 
     @torch.no_grad()
     def loss_along(direction: Tensor) -> Tensor:
-        return margin_loss(logits_in(classifier(norm.step(x, direction, threat.eps, x, threat.eps))), y)
+        return margin_loss(forward(classifier, norm.step(x, direction, threat.eps, x, threat.eps)), y)
 
     best = torch.full_like(y, -torch.inf, dtype=x.dtype)
     for number in range(DIRECTIONS):
@@ -104,10 +105,12 @@ def _zero_gradients(classifier: Classifier, shard: Shard) -> list[int]:
 
 
 def _gradient(classifier: Classifier, x: Tensor, y: Tensor, loss: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-    point = x.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        (gradient,) = torch.autograd.grad(loss(logits_in(classifier(point)), y).sum(), point)
-    return gradient
+    def slope(rows: slice) -> Tensor:
+        point = x[rows].detach().clone().requires_grad_()
+        with torch.enable_grad():
+            return torch.autograd.grad(loss(logits_in(classifier(point)), y[rows]).sum(), point)[0]
+
+    return torch.cat(in_batches(slope, len(x), "attack"))
 
 
 def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> tuple[Check, ...]:

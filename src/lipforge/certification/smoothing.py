@@ -21,9 +21,9 @@ from scipy.special import ndtri  # not scipy.stats: it takes a second to import
 from torch import Tensor
 
 from lipforge import rng
+from lipforge.attacks.queries import forward
 from lipforge.batching import ImageData, LabelledSource
 from lipforge.errors import InputError, ModelError
-from lipforge.outputs import logits_in
 from lipforge.results import CertifiedImage, CertifyCost, CertifyResult, curve_point
 from lipforge.runs import Experiment, RunDir, Shard, change_of, digest_of, slug
 from lipforge.statistics import SAFETY, check_alpha, lower_bound
@@ -241,7 +241,7 @@ def _count_classes(
 
 def sure_logits(classifier: Classifier, images: Tensor) -> Tensor:
     """The logits (N, K), or an error: a NaN would be counted as some class."""
-    logits = logits_in(classifier(images), rows=len(images))
+    logits = forward(classifier, images)
     if logits.isnan().any():
         raise ModelError(
             "the model returned NaN logits for a noisy image; noise leaves [0, 1], so its first layer must bear that"

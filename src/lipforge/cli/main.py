@@ -1,6 +1,5 @@
 """`lipforge`: the commands, and what happens when one fails."""
 
-import re
 import sys
 import traceback
 import warnings
@@ -36,13 +35,10 @@ from lipforge.cli.sites import sites
 from lipforge.cli.sweep import sweep
 from lipforge.cli.train import train
 from lipforge.cli.transfer import transfer
-from lipforge.errors import InputError, LipforgeError
+from lipforge.errors import InputError, LipforgeError, MemoryLimitError, lacks_memory
 from lipforge.ranks import by_torchrun, is_first, leave
 from lipforge.records import lipforge_version
 
-NO_MEMORY = re.compile(
-    r"not enough memory|allocate memory|out of memory|could not create a primitive|failed to map segment", re.IGNORECASE
-)
 WRONG_USE, BUG, INTERRUPTED = 2, 70, 130
 PACKAGE = Path(__file__).parent.parent
 USAGE_ERROR: Any = BadParameter.__base__  # of click, which typer brings along or imports, depending on its version
@@ -161,7 +157,7 @@ def _end(call: _Call) -> NoReturn:
     except (LipforgeError, OSError) as error:
         code = _explain(error, call.debug, WRONG_USE, json)
     except Exception as error:
-        code = _explain(error, call.debug, WRONG_USE if _lacks_memory(error) else BUG, json)
+        code = _explain(error, call.debug, WRONG_USE if lacks_memory(error) else BUG, json)
     if code == INTERRUPTED:  # typer turns Ctrl-C into this exit code, without a word
         kept = any(one.split("=")[0] == "--run" for one in call.arguments) or call.command in ("demo", "train")
         saved, lost = (
@@ -202,7 +198,7 @@ def _check_renamed(arguments: list[str]) -> None:
 def _explain(error: Exception, debug: bool, code: int, json: bool) -> int:
     """Say what went wrong; gives the exit code."""
     text = str(error) or type(error).__name__
-    if _lacks_memory(error):
+    if lacks_memory(error) and not isinstance(error, MemoryLimitError):
         text = (
             f"out of memory ({text.splitlines()[0][:200]}); finished work is saved. Resume by the same command with "
             "more memory, or start anew with smaller --batch-size and --shard-size"
@@ -214,11 +210,6 @@ def _explain(error: Exception, debug: bool, code: int, json: bool) -> int:
         errors.print(f"This is unexpected ({type(error).__name__}); --debug shows where it happened.")
     _print_error(json, error, text, code)
     return code
-
-
-def _lacks_memory(error: Exception) -> bool:
-    """Whether memory ran out, in the words of Python, of torch's allocators, of oneDNN and of the dynamic linker."""
-    return isinstance(error, MemoryError) or bool(NO_MEMORY.search(str(error)))
 
 
 def _print_error(json: bool, error: BaseException, text: str, code: int) -> None:

@@ -20,7 +20,8 @@ from lipforge.evaluation.dtypes import dtype_of
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
-from lipforge.results.evaluation import common_order, numbered, unreliable_notes
+from lipforge.results.evaluation import merge_stages as merged_stages
+from lipforge.results.evaluation import unreliable_notes
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, change_of, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
@@ -236,17 +237,8 @@ def joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
 
 
 def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
-    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`. Where
-    no image was robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that it
-    lacks with what it had left."""
-    lists = [numbered([Stage(**stage) for stage in part["stages"]]) for part in parts]
-    left = [int(part["correct"]) for part in parts]
-    merged = []
-    for key in common_order([list(stages) for stages in lists]):
-        left = [stages[key].robust if key in stages else before for stages, before in zip(lists, left, strict=True)]
-        cost = totals([vars(stages[key]) for stages in lists if key in stages])
-        merged.append(Stage(attack=key[0], robust=sum(left), **cost))
-    return tuple(merged)
+    """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`."""
+    return merged_stages([(int(part["correct"]), [Stage(**stage) for stage in part["stages"]]) for part in parts])
 
 
 def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:

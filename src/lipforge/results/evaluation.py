@@ -136,6 +136,21 @@ def common_order(lists: Iterable[Sequence[StageKey]]) -> list[StageKey]:
     return order
 
 
+def merge_stages(parts: Sequence[tuple[int, Iterable[Stage]]]) -> tuple[Stage, ...]:
+    """One stage per attack over all parts, each with its number of correct images and its stages. Where no image was
+    robust any more, or nothing looked suspicious, a part has fewer stages: it enters the ones that it lacks with what
+    it had left."""
+    lists = [numbered(stages) for _, stages in parts]
+    left = [correct for correct, _ in parts]
+    merged = []
+    for key in common_order([list(stages) for stages in lists]):
+        left = [stages[key].robust if key in stages else before for stages, before in zip(lists, left, strict=True)]
+        here = [stages[key] for stages in lists if key in stages]
+        forwards, backwards = sum(stage.forwards for stage in here), sum(stage.backwards for stage in here)
+        merged.append(Stage(key[0], sum(left), forwards, backwards, sum(stage.seconds for stage in here)))
+    return tuple(merged)
+
+
 @dataclass(frozen=True)
 class CleanResult:
     """How many of `count` images were classified correctly, and the 95 % interval of the accuracy."""
