@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import lipforge
 from lipforge.attacks import FGSM, AutoAttack, Fast
@@ -309,3 +310,23 @@ def test_too_little_memory_for_one_image_is_a_clear_error(run, limited):
     assert ended.code == 2
     assert "error: out of memory even with one image at a time (CUDA out of memory." in ended.err
     assert "start anew" not in ended.err
+
+
+def test_the_fastest_batch_size_is_measured_and_kept_in_the_run(run, model_file, tmp_path):
+    images = ("--data", "cifar10-sample", "--limit", 40)
+    command = ("evaluate", f"{model_file}:build", *images, "--attack", "fgsm", "--batch-size", "auto", "--run", "r")
+    torch.manual_seed(0)
+    first = run(*command)
+    assert first.code == 0
+    size = json.loads((tmp_path / "r" / "batch_size.json").read_text())["batch_size"]
+    assert size in (32, 40)
+    torch.manual_seed(0)
+    (tmp_path / "r" / "batch_size.json").write_text(json.dumps({"batch_size": size}))
+    assert run(*command).out == first.out
+
+
+@pytest.mark.parametrize("value", ["0", "fast", "1.5"])
+def test_a_batch_size_that_is_none_is_refused(run, value):
+    ended = run("evaluate", "cifar10-resnet", *SAMPLE[:-2], "--batch-size", value)
+    assert ended.code == 2
+    assert f"batch_size must be auto or a whole number of at least 1, got '{value}'" in ended.err

@@ -174,7 +174,7 @@ def test_a_forged_model_is_told_from_the_plain_one_and_from_another_ratio(tmp_pa
 def test_bad_input_is_named():
     with pytest.raises(InputError, match="save_images needs a run directory"):
         evaluate(MODEL, (X, Y), ATTACK, THREAT, save_images=True)
-    with pytest.raises(InputError, match="batch_size and shard_size must be at least 1, got 0"):
+    with pytest.raises(InputError, match="batch_size must be auto or a whole number of at least 1, got 0"):
         evaluate(MODEL, (X, Y), ATTACK, THREAT, batch_size=0)
     with pytest.raises(InputError, match="data must be a data set"):
         evaluate(MODEL, X, ATTACK, THREAT)

@@ -41,10 +41,11 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
     return ids
 
 
-def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None) -> Tensor:
+def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None, *, whole: bool = False) -> Tensor:
     """The model's logits (N, K), checked: one row per image, and finite; an error names the image by its id. Without
-    gradients, images that do not fit into memory at once are asked about in smaller batches."""
-    logits = logits_in(model(x), rows=len(x)) if torch.is_grad_enabled() else forward(model, x)
+    gradients, images that do not fit into memory at once are asked about in smaller batches, unless someone watches
+    the `whole` pass."""
+    logits = logits_in(model(x), rows=len(x)) if whole or torch.is_grad_enabled() else forward(model, x)
     finite = logits.isfinite()
     if not finite.all():
         wrong = int((~finite.all(dim=1)).nonzero()[0])

@@ -57,7 +57,7 @@ def evaluate(
     estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
     devices: Annotated[int, Option(help="With --estimate: share the cost among this many devices.")] = 1,
     probe: Annotated[int, Option(help="With --estimate: attack this many images.")] = 8,
-    batch_size: options.BatchSize = 100,
+    batch_size: Annotated[str, Option(help="Images per forward pass; auto measures which number is fastest.")] = "100",
     shard_size: Annotated[
         int | None, Option(help="Images that are kept and handed out together; the batch size by default.")
     ] = None,
@@ -78,6 +78,7 @@ def evaluate(
     torchrun --nproc-per-node 8 -m -- lipforge evaluate my_model.py:build --run runs/x
     """
     from lipforge.evaluation import estimate as predict
+    from lipforge.evaluation import parse_batch_size
     from lipforge.models import check_board
     from lipforge.results.evaluation import UNRELIABLE_EXIT
 
@@ -91,7 +92,7 @@ def evaluate(
         example = images.batch([0])[0]
         views = {in_dtype_label(label, dtype): lf.in_dtype(one, example, dtype) for label, one in views.items()}
         pairs = [(label, one) for one in attacks for label in views]
-        shared: dict[str, Any] = {"model_name": models.model, "batch_size": batch_size}
+        shared: dict[str, Any] = {"model_name": models.model, "batch_size": parse_batch_size(batch_size)}
         if estimate:
             shared |= {"seed": keep.seed, "probe": probe, "devices": devices}
             if rank.is_first:

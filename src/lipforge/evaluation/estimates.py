@@ -12,7 +12,7 @@ from torch import Tensor
 from lipforge.attacks import AnyAttack, as_attack, attack_text
 from lipforge.batching import LabelledSource
 from lipforge.errors import InputError
-from lipforge.evaluation.robust import BATCH_SIZE
+from lipforge.evaluation.sizes import AUTO, BATCH_SIZE, BatchSize, chosen_size, forward_and_back, parse_batch_size
 from lipforge.outputs import logits_in
 from lipforge.progress import progress
 from lipforge.results import Estimate
@@ -32,7 +32,7 @@ def estimate(
     label: str = "model",
     model_name: str = "",
     seed: int = 0,
-    batch_size: int = BATCH_SIZE,
+    batch_size: BatchSize = BATCH_SIZE,
     probe: int = PROBE,
     devices: int = 1,
     show_progress: bool | None = None,
@@ -40,18 +40,18 @@ def estimate(
     """The device-seconds that `evaluate` would take: passes per image of a few images, over passes per second."""
     if probe < 2 or devices < 1:
         raise InputError(f"probe must be at least 2 images and devices at least 1, got {probe} and {devices}")
-    if batch_size < 1:
-        raise InputError(f"batch_size must be at least 1, got {batch_size}")
+    batch_size = parse_batch_size(batch_size)
     attack, experiment = as_attack(attack), Experiment.open(data, classifier)
     count = len(experiment.data)
+    size = chosen_size(experiment, classifier) if batch_size == AUTO else batch_size
     x, y, ids = experiment.read(sorted({round(step * (count - 1) / (probe - 1)) for step in range(probe)}))
     watch = Watch()
     with progress(f"{label}: probe of {len(x)} images", None, show=show_progress, status=watch):
         result = attack.run(attack.prepared(classifier, x), x, y, threat=threat, seed=seed, sample_ids=ids, watch=watch)
     forwards, backwards = result.forwards.tolist(), result.backwards.tolist()
     with torch.no_grad():
-        forward_rate = rate(lambda images: logits_in(classifier(images)), x, batch_size)
-    gradient_rate = rate(lambda images: _gradient(classifier, images), x, batch_size)
+        forward_rate = rate(lambda images: logits_in(classifier(images)), x, size)
+    gradient_rate = rate(lambda images: forward_and_back(classifier, images), x, size)
     seconds = [(f - b) / forward_rate + b / gradient_rate for f, b in zip(forwards, backwards, strict=True)]
     mean = statistics.mean(seconds)
     student = float(stdtrit(len(seconds) - 1, 0.975)) if len(seconds) > 1 else 0.0
@@ -73,7 +73,7 @@ def estimate(
         wall_seconds=count * mean / devices,
         assumptions=(
             f"the remaining images cost as much as the {len(x)} of the probe; robust images cost most",
-            f"passes run as fast as in batches of {batch_size}; batches shrink as images are broken, which slows a GPU",
+            f"passes run as fast as in batches of {size}; batches shrink as images are broken, which slows a GPU",
             *([f"all {devices} devices are as fast as this one and busy until the end"] if devices > 1 else []),
             "reading images, starting processes and the attack's own arithmetic are left out",
         ),
@@ -93,9 +93,3 @@ def rate(work: Callable[[Tensor], Tensor], x: Tensor, most: int) -> float:
         if seconds > SHORT or size == most:
             return size / seconds
         size = min(4 * size, most)
-
-
-def _gradient(classifier: Classifier, images: Tensor) -> Tensor:
-    images = images.detach().requires_grad_()
-    with torch.enable_grad():
-        return torch.autograd.grad(logits_in(classifier(images)).logsumexp(dim=1).sum(), images)[0]

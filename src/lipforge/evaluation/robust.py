@@ -17,6 +17,7 @@ from lipforge.attacks.queries import check_labels, logits_of
 from lipforge.batching import ImageSource, LabelledSource, batches, check_eval, device_of, image_count
 from lipforge.errors import InputError
 from lipforge.evaluation.dtypes import dtype_of
+from lipforge.evaluation.sizes import AUTO, BATCH_SIZE, BatchSize, chosen_size, parse_batch_size
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
@@ -25,8 +26,6 @@ from lipforge.results.evaluation import unreliable_notes
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, change_of, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
 from lipforge.types import Classifier, Threat
-
-BATCH_SIZE = 100  # images per batch, and per shard unless told otherwise: a divisor of the counts that people evaluate
 
 
 def evaluate(
@@ -39,7 +38,7 @@ def evaluate(
     label: str = "model",
     model_name: str = "",
     seed: int = 0,
-    batch_size: int = BATCH_SIZE,
+    batch_size: BatchSize = BATCH_SIZE,
     shard_size: int | None = None,
     save_images: bool = False,
     interval: Method = "clopper-pearson",
@@ -56,10 +55,9 @@ def evaluate(
     the shards. The numbers depend on the shard alone, so on none of that. `label` names the evaluation in the run;
     `identity` adds what a resumed call must agree on; a classifier that is no module needs it in a run. `save_images`
     keeps the adversarial images beside each shard, as float32. A function runs on `device`, or where the images are.
+    `batch_size="auto"` measures which is fastest; a run keeps the number in batch_size.json.
     """
-    shard_size = batch_size if shard_size is None else shard_size
-    if batch_size < 1 or shard_size < 1:
-        raise InputError(f"batch_size and shard_size must be at least 1, got {batch_size} and {shard_size}")
+    batch_size = parse_batch_size(batch_size)
     if interval not in get_args(Method):
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
     if save_images and run is None:
@@ -69,18 +67,19 @@ def evaluate(
         data,
         classifier,
         run=run,
-        shard_size=shard_size,
+        shard_size=BATCH_SIZE if shard_size is None else shard_size,
         identity=identity,
         device=device,
         show_progress=show_progress,
     )
-    config = {**attack_config(attack, threat, seed), "batch_size": batch_size}
-    name = task_name(label, attack_text(attack), threat, seed)
-    task = experiment.task(name, {"model": classifier}, config, complete=has_images if save_images else None)
+    size = chosen_size(experiment, classifier, shard_size) if batch_size == AUTO else batch_size
+    config = {**attack_config(attack, threat, seed), "batch_size": size}
+    name, complete = task_name(label, attack_text(attack), threat, seed), has_images if save_images else None
+    task = experiment.task(name, {"model": classifier}, config, shard_size=shard_size or size, complete=complete)
     watch, prepared = Watch(), prepared_once(experiment, attack, classifier)
 
     def attacked(shard: Shard) -> dict[str, Any]:
-        found, images = attack_shard(prepared(), shard, attack, threat, seed, batch_size, watch)
+        found, images = attack_shard(prepared(), shard, attack, threat, seed, size, watch)
         if save_images:
             content = save({"images": images})
             write_whole(task.path(int(shard.ids[0]) // task.size, ".safetensors"), content)

@@ -149,7 +149,7 @@ def _tunable(model: nn.Module, sites: list[Site], sample: Tensor) -> Iterator[tu
     scales = [_Scale(site, sample) for site in sites]
     with eager():
         with _hooks(module, {scale.name: scale.measure for scale in scales}), torch.no_grad():
-            logits_of(classifier, sample)
+            logits_of(classifier, sample, whole=True)
         with _hooks(module, {scale.name: scale.apply for scale in scales}):
             yield classifier, scales
 

@@ -169,7 +169,7 @@ def last_linear(model: nn.Module, images: Tensor) -> str:
         for name, module in model.named_modules():
             if isinstance(module, LAYERS):
                 hooks.enter_context(module.register_forward_hook(partial(watch, name)))
-        logits = logits_of(model, images)
+        logits = logits_of(model, images, whole=True)
     problem = _why_no_head(*last, logits=logits, calls=calls[last[0]]) if last else "no conv or linear layer was called"
     if problem:
         raise ModelError(

@@ -3,7 +3,7 @@
 import os
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ class RunDir:
     """A run on disk; several processes may use one at the same time, and the same calls again resume it.
 
     environment.json           versions, devices, command and options of every session: not part of the identity
+    batch_size.json            the batch size that `auto` found
     shards/<task>/config.json  what identifies the task; a task of the same name and another config is refused
     shards/<task>/0003.json    one shard, written whole
     results/<name>.json        results, rebuilt from shards at any time
@@ -74,6 +75,13 @@ class RunDir:
                 "Ask for the same again, or use another run directory"
             )
         return Task(name, count, size, digest_of(identity), folder, complete)
+
+    def once(self, name: str, make: Callable[[], Any]) -> Any:
+        """What `make` gave the first time, kept in <name>.json: every later session and process gets the same."""
+        path = self.path / f"{_checked(name)}.json"
+        if not path.exists():
+            _write_once(path, make())
+        return _read(path)
 
     def shards(self) -> int:
         """How many shards have a file, of all tasks."""
