@@ -41,6 +41,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/forge_overhead.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/autoattack.py
 	$(BIN)/python benchmarks/deploy.py

@@ -1,4 +1,5 @@
 import os
+import socket
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ import torch.distributed as dist
 import lipforge
 from lipforge.errors import RunError
 from lipforge.ranks import Rank, from_first, meet, own_device, process_group
+from tests.torchrun import PATHS
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
@@ -67,3 +69,29 @@ def test_ranks_agree_on_a_name_that_ranks_before_them_did_not_have():
 def test_ranks_that_do_not_arrive_are_not_waited_for_for_ever(index):
     with pytest.raises(RunError, match=r"not all of the 2 processes .* after 0\.05 s"):
         meet(dist.HashStore(), index, 2, patience=0.05)
+
+
+def test_work_uses_the_connection_by_which_the_ranks_have_met():
+    """Of 64 ranks that connect anew for each piece of work, some wait for seconds."""
+    program = (
+        "import torch\n"
+        "import torch.distributed as dist\n"
+        "from lipforge import ranks\n"
+        "from lipforge.runs import open_task, work\n"
+        "opened, connect = [], dist.TCPStore\n"
+        "dist.TCPStore = lambda *where, **how: opened.append(where) or connect(*where, **how)\n"
+        "with ranks.process_group(torch.device('cpu')):\n"
+        "    for name in ('first', 'second'):\n"
+        "        work(open_task(None, name, {}, 4, 1), lambda images: {}, name, show_progress=False)\n"
+        "assert len(opened) == 1, opened\n"
+        "ranks.leave(0)\n"
+    )
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = str(free.getsockname()[1])
+    shared = {**os.environ, "PYTHONPATH": PATHS, "MASTER_ADDR": "localhost", "MASTER_PORT": port, "WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", program], env={**shared, "RANK": str(index), "OMP_NUM_THREADS": "1"})
+        for index in range(2)
+    ]
+    assert [one.wait(timeout=120) for one in ranks] == [0, 0]

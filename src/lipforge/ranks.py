@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # imported in the functions: the command line asks who is fir
 T = TypeVar("T")
 
 _alone = ContextVar("alone", default=False)
+_group_store: "ContextVar[Store | None]" = ContextVar("group_store", default=None)
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def process_group(device: "torch.device") -> Iterator[Rank]:
     import torch
     import torch.distributed as dist
 
-    join = not dist.is_initialized()
+    join, token = not dist.is_initialized(), None
     if join:
         if device.type == "cuda":
             torch.cuda.set_device(device)
@@ -111,10 +112,12 @@ def process_group(device: "torch.device") -> Iterator[Rank]:
         fresh = dist.PrefixStore(meet(store, index, count), store)  # type: ignore[arg-type]  # no stubs
         backend = "nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=fresh, rank=index, world_size=count)
+        token = _group_store.set(store)
     try:
         yield Rank(dist.get_rank(), dist.get_world_size())
     finally:
-        if join:
+        if token is not None:
+            _group_store.reset(token)
             dist.destroy_process_group()
 
 
@@ -140,6 +143,12 @@ def open_store(*, join: bool = False) -> Store:
         multi_tenant=True,
     )
     return store
+
+
+def group_store() -> Store:
+    """The store of the ranks that have joined, by the connection of `process_group`, or by a new one where another
+    program made the group. Connecting looks up names, and takes seconds if many ranks ask a slow server at once."""
+    return _group_store.get() or open_store(join=True)
 
 
 def meet(store: Store, index: int, count: int, *, patience: float = 600.0) -> str:

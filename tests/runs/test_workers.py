@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
 
 import lipforge.progress
 from lipforge.errors import RunError
 from lipforge.runs import RunDir, open_task, work
+from lipforge.runs.workers import _Memory
 
 
 def squares(images: range) -> dict[str, Any]:
@@ -193,3 +195,32 @@ def test_a_result_that_json_cannot_hold_is_refused_at_once(tmp_path):
         with pytest.raises(ValueError, match="not JSON compliant"):
             work(open_task(run, "nan", {}, 1, 1), lambda images: {"nan": float("nan")}, "failing")
     assert not list(Path(tmp_path).glob("shards/nan/0*.json"))
+
+
+def test_ranks_in_memory_ask_the_store_only_for_shards_that_are_finished():
+    """With 64 ranks and hundreds of shards, asking for each one that is missing would keep the store busy."""
+    asked: list[str] = []
+
+    class Store(dist.HashStore):
+        def check(self, keys: list[str]) -> bool:
+            asked.extend(keys)
+            return super().check(keys)
+
+    store = Store()
+    here, there = _Memory(store), _Memory(store)
+    assert list(there.news({})) == []
+    here.write(5, {"squares": [25]})
+    here.write(3, {"squares": [9]})
+    assert dict(there.news({})) == {5: {"squares": [25]}, 3: {"squares": [9]}}
+    assert list(there.news({5: {}, 3: {}})) == []
+    assert len(asked) == 2
+
+
+def test_a_shard_that_a_rank_has_counted_but_not_yet_set_is_read_later():
+    store = dist.HashStore()
+    here, there = _Memory(store), _Memory(store)
+    late = store.add("finished", 1)
+    here.write(1, {"squares": [1]})
+    assert dict(there.news({})) == {1: {"squares": [1]}}
+    store.set(f"shard/{late}", json.dumps([0, json.dumps({"squares": [0]})]))
+    assert dict(there.news({1: {}})) == {0: {"squares": [0]}}

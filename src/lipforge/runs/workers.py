@@ -18,7 +18,7 @@ import torch.distributed as dist
 from lipforge.errors import RunError
 from lipforge.logs import logger
 from lipforge.progress import progress
-from lipforge.ranks import Store, by_torchrun, from_first, joined, open_store
+from lipforge.ranks import Store, by_torchrun, from_first, group_store, joined
 from lipforge.records import to_builtins
 from lipforge.runs.tasks import Compute, Task
 
@@ -51,7 +51,7 @@ def work(
     With `enough` the work may end before: at the first shard that completes another `look_every` images and with which
     it is true. Which one that is depends on the shards alone, not on who computed them or what lies beyond."""
     with _store() as store:
-        shelf = _Memory(task, store) if task.folder is None else task
+        shelf = _Memory(store) if task.folder is None else task
         done: dict[int, dict[str, Any]] = {}
         goal = _Goal(task, done, enough, look_every)
 
@@ -111,9 +111,9 @@ def _compute(shelf: "_Memory | Task", task: Task, index: int, compute: Compute) 
 class _Memory:
     """Shards in this process's memory, used like a task on disk; other ranks see them through the store."""
 
-    def __init__(self, task: Task, store: Store | None) -> None:
+    def __init__(self, store: Store | None) -> None:
         self.store, self.own = store, dict[int, dict[str, Any]]()
-        self.count = task.shards
+        self.finished, self.unread = 0, set[int]()  # shards in the store, numbered as they were finished
 
     @contextmanager
     def claim(self, index: int) -> Iterator[bool]:
@@ -127,18 +127,23 @@ class _Memory:
         text = json.dumps(result, allow_nan=False)
         self.own[index] = json.loads(text)
         if self.store is not None:
-            self.store.set(f"shard/{index}", text)
-            self.store.add("finished", 1)
+            self.store.set(f"shard/{self.store.add('finished', 1)}", json.dumps([index, text]))
 
     def news(self, known: Mapping[int, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
         for index, shard in self.own.items():
             if index not in known:
                 yield index, shard
-        if self.store is None or self.store.add("finished", 0) == len(known):
+        if self.store is None:
             return
-        for index in range(self.count):
-            if index not in known and self.store.check([f"shard/{index}"]):
-                yield index, json.loads(self.store.get(f"shard/{index}"))
+        # By the order in which they were finished: asking for every shard that is missing would keep the store busy.
+        before, self.finished = self.finished, self.store.add("finished", 0)
+        self.unread.update(range(before + 1, self.finished + 1))
+        for number in sorted(self.unread):
+            if self.store.check([f"shard/{number}"]):  # whoever has counted it sets it next
+                self.unread.remove(number)
+                index, text = json.loads(self.store.get(f"shard/{number}"))
+                if index not in known:
+                    yield index, json.loads(text)
 
 
 def _drawn(count: int, store: Store | None) -> Iterable[int]:
@@ -165,6 +170,6 @@ def _store() -> Iterator[Store | None]:
         raise RunError("MASTER_ADDR and MASTER_PORT must say where the ranks meet; start them with torchrun")
     # A fresh name: the store outlives this piece of work and even the ranks, which torchrun may restart.
     name = from_first(f"lipforge-{secrets.token_hex(8)}")
-    yield dist.PrefixStore(name, open_store(join=True))  # type: ignore[arg-type]  # no stubs
+    yield dist.PrefixStore(name, group_store())  # type: ignore[arg-type]  # no stubs
     # The store may live in the first rank, which must not go before the others have read everything.
     dist.barrier()
