@@ -221,23 +221,23 @@ def test_a_folded_copy_in_half_precision_is_looked_at_in_full():
     assert masked_gradients(coarse).any.any(), "or there would be nothing to look past"
 
 
-def test_a_margin_that_falls_only_at_the_end_of_the_way_announces_nothing():
-    """All points of the bisection with the right class have a full margin, up to the last 64th of the way."""
+@pytest.mark.parametrize("edge", [0.19, 0.23, 0.29, 0.37, 0.41, 0.47])
+def test_a_margin_that_falls_only_at_the_end_of_the_way_announces_nothing(edge):
+    """Though bisections meet points with a small margin there, behind 63/64 of the way."""
 
     def cliff(x):
-        left = (0.37 - x.mean(dim=(1, 2, 3))) / 0.37  # the share of the way to the change that is left
-        margin = torch.where(left > 1 / 512, 1.0, 512 * left)
-        return torch.stack([margin, torch.zeros_like(margin)], dim=1)
+        left = (edge - x.mean(dim=(1, 2, 3))) / edge  # the share of the way from a black image that is left
+        return torch.stack([torch.where(left > 1 / 66, 1.0, 66 * left), torch.zeros_like(left)], dim=1)
 
     def slope(x):
-        left = 0.37 - x.mean(dim=(1, 2, 3))
+        left = edge - x.mean(dim=(1, 2, 3))
         return torch.stack([left, torch.zeros_like(left)], dim=1)
 
-    x, y = torch.linspace(0.0, 0.15, 8)[:, None, None, None].expand(8, 3, 4, 4), torch.zeros(8, dtype=torch.int64)
+    x, y = torch.zeros(1, 3, 4, 4), torch.zeros(1, dtype=torch.int64)
     for model, expected in ((cliff, True), (slope, False)):
-        state = AttackState(model, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(8))
+        state = AttackState(model, x, y, threat=THREAT, seed=0, sample_ids=torch.arange(1))
         state.clean_logits()
-        assert (unannounced(state, torch.arange(8)) == expected).all()
+        assert unannounced(state, torch.arange(1)).item() == expected
 
 
 def test_masked_images_predict_too_little_or_too_much_and_are_classified_correctly():

@@ -4,6 +4,7 @@ from scipy.stats import norm
 from torch import nn
 
 from lipforge.certification import noise_pilot
+from lipforge.certification.pilot import NoisePilot
 from lipforge.certification.smoothing import Smoothing
 
 
@@ -44,3 +45,10 @@ def test_the_pilot_has_noise_of_its_own():
     streams = ("smoothing-pilot", "smoothing-selection", "smoothing-estimation")
     pilot, *others = (Smoothing().noisy(x, ids, draw, stream) for stream in streams)
     assert not any(torch.equal(pilot, other) for other in others)
+
+
+@pytest.mark.parametrize(("count", "untrained"), [(19, False), (20, True)])
+def test_a_few_images_are_no_evidence(count, untrained):
+    pilot = NoisePilot(0.5, count, clean=0.9, noisy=0.1)
+    assert pilot.untrained == untrained
+    assert ("not trained for this sigma" in str(pilot)) == untrained
