@@ -139,15 +139,33 @@ def test_too_little_memory_is_no_bug_and_has_a_way_out(run, tmp_path, code):
     assert "finished work is saved. Resume by the same command with more memory" in ended.err
 
 
-def test_an_error_in_a_users_own_code_is_told_with_its_kind_and_the_way_to_its_place(run, tmp_path):
-    (tmp_path / "broken.py").write_text("def build():\n    return {}['width']\n")
+@pytest.mark.parametrize(
+    ("source", "place", "line"),
+    [
+        ("def build():\n    return {}['width']\n", "broken.py:build", "line 2, in build"),
+        ("{}['width']\n", "broken.py", "line 1, in <module>"),
+    ],
+    ids=["in the function", "at import"],
+)
+def test_an_error_in_a_models_own_code_is_no_bug_and_says_where_it_came_from(run, tmp_path, source, place, line):
+    (tmp_path / "broken.py").write_text(source)
     ended = run("sites", "broken.py:build")
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err == f"error: {place} raised KeyError: 'width' (--debug shows where)\n"
+    shown = run("sites", "broken.py:build", "--debug")
+    assert f'broken.py", {line}' in shown.err
+
+
+def test_a_bug_ends_with_70_and_the_way_to_its_place(run, monkeypatch):
+    def broken(spec):
+        raise KeyError("width")
+
+    monkeypatch.setattr("lipforge.models.load.is_architecture", broken)
+    ended = run("sites", "resnet20")
     assert (ended.code, ended.out) == (70, "")
     assert "error: 'width'" in ended.err
     assert "(KeyError); --debug shows where" in ended.err
     assert "Traceback" not in ended.err
-    shown = run("sites", "broken.py:build", "--debug")
-    assert 'broken.py", line 2, in build' in shown.err
 
 
 @pytest.mark.filterwarnings("default")

@@ -135,6 +135,7 @@ def test_a_mean_cannot_be_given_in_a_name():
 
 SOURCE = """
 from torch import nn
+from lipforge.errors import InputError
 from lipforge_test_neighbour import OUT
 
 class Net(nn.Linear):
@@ -152,6 +153,12 @@ def needs(width):
 
 def wrong():
     return "a model"
+
+def fails():
+    raise RuntimeError("no GPU")
+
+def refuses():
+    raise InputError("width must be 4")
 
 NUMBER = 3
 """
@@ -222,6 +229,17 @@ def test_a_function_that_needs_arguments_is_an_error(folder):
 def test_a_function_must_return_a_module(folder):
     with pytest.raises(ModelError, match=r"must return a torch\.nn\.Module, got str"):
         build_from_function("lipforge_test_nets.py:wrong")
+
+
+def test_what_a_function_raises_is_a_model_error_that_names_it(place):
+    with pytest.raises(ModelError, match=r"lipforge_test_nets(\.py)?:fails raised RuntimeError: no GPU") as caught:
+        build_from_function(f"{place}:fails")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_what_lipforge_raises_inside_a_function_stays_as_it_is(folder):
+    with pytest.raises(InputError, match=r"^width must be 4$"):
+        build_from_function("lipforge_test_nets.py:refuses")
 
 
 def test_missing_and_broken_files_are_told_apart(folder):

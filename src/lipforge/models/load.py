@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from lipforge.errors import InputError, ModelError, WeightsError, suggest
+from lipforge.errors import InputError, LipforgeError, ModelError, WeightsError, suggest
 from lipforge.models.architectures import (
     EXAMPLES,
     build_architecture,
@@ -107,10 +107,20 @@ def build_from_function(spec: str, classes: int | None = None) -> nn.Module:
         signature.bind(**arguments)
     except TypeError as error:
         raise InputError(f"{spec} must work without arguments, but Python says: {error}") from None
-    model = function(**arguments)
+    try:
+        model = function(**arguments)
+    except (LipforgeError, MemoryError):
+        raise  # these say what is wrong already
+    except Exception as error:
+        raise _raised(spec, error) from error
     if not isinstance(model, nn.Module):
         raise ModelError(f"{spec} must return a torch.nn.Module, got {type(model).__name__}")
     return model
+
+
+def _raised(place: str, error: Exception) -> ModelError:
+    """The error for a model's own code that raised one."""
+    return ModelError(f"{place} raised {type(error).__name__}: {error} (--debug shows where)")
 
 
 def _load(spec: str, wanted: Wanted) -> nn.Module:
@@ -171,6 +181,10 @@ def _import(place: str) -> ModuleType:
         missing = isinstance(error, ModuleNotFoundError) and error.name == place.split(".")[0]
         hint = " (a file is given as path/to/file.py:function)" if missing else ""
         raise InputError(f"cannot import {place}: {error}{hint}") from error
+    except (LipforgeError, MemoryError):
+        raise
+    except Exception as error:
+        raise _raised(place, error) from error
     finally:
         sys.path.remove(directory)
 
