@@ -1,6 +1,12 @@
 import pytest
+import torch
+from torch import nn
 
+import lipforge as lf
 from lipforge.errors import InputError
+from lipforge.evaluation import estimate, sweep, transfer
+from lipforge.search import choose_ratio
+from lipforge.training import TrainConfig
 from lipforge.types import Threat, parse_number
 
 
@@ -28,6 +34,29 @@ def test_a_threat_keeps_the_spelling_of_its_radius():
 def test_a_wrong_threat_is_named(norm, eps, message):
     with pytest.raises(InputError, match=message):
         Threat(norm, eps)
+
+
+MODEL = nn.Flatten().eval()
+DATA = torch.full((4, 1, 2, 2), 0.5), torch.zeros(4, dtype=torch.long)
+TAKE_A_THREAT = {
+    "audit of a model": lambda threat: lf.audit(MODEL, DATA, threat),
+    "audit of a pair": lambda threat: lf.audit(MODEL, MODEL, DATA, threat),
+    "bracket": lambda threat: lf.bracket(MODEL, DATA, threat),
+    "choose_ratio": lambda threat: choose_ratio(MODEL, DATA, threat=threat),
+    "estimate": lambda threat: estimate(MODEL, DATA, "fast", threat),
+    "improve": lambda threat: lf.improve(MODEL, DATA, threat),
+    "sweep": lambda threat: sweep({"base": MODEL}, DATA, ["fgsm"], [threat]),
+    "training": lambda threat: TrainConfig(threat=threat),
+    "transfer": lambda threat: transfer(MODEL, MODEL, DATA, "fast", threat),
+}
+
+
+@pytest.mark.parametrize("threat", [("linf", "2/255"), "linf 2/255", 0.03, None], ids=str)
+@pytest.mark.parametrize("name", TAKE_A_THREAT)
+def test_what_is_no_threat_is_named_by_all_that_take_one(name, threat):
+    with pytest.raises(InputError, match=r"threat must be a Threat such as .*, got") as caught:
+        TAKE_A_THREAT[name](threat)
+    assert str(caught.value).endswith(repr(threat))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The types that every part of lipforge shares."""
 
 import math
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -46,6 +47,12 @@ class Threat:
 
     def __str__(self) -> str:
         return f"{self.norm} {self.spelling}"
+
+
+def check_threat(threat: object) -> None:
+    """Raise unless this is a Threat, not a pair or a text with the same content."""
+    if not isinstance(threat, Threat):
+        raise InputError(f'threat must be a Threat such as Threat("linf", "8/255"), got {reprlib.repr(threat)}')
 
 
 def parse_number(text: float | str, *, name: str) -> float:

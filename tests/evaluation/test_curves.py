@@ -134,6 +134,7 @@ def test_curves_over_other_images_or_radii_are_not_compared():
 @pytest.mark.parametrize(
     ("norm", "settings", "message"),
     [
+        (Threat("l2", "1/2"), {}, 'norm must be a text, with eps beside it: norm="l2", eps="1/2"; got a Threat'),
         ("l3", {}, "norm must be one of linf, l2, l1, got 'l3'"),
         ("linf", {"eps": "16/255,0"}, "eps must be one radius, where the curve ends, got '16/255,0'"),
         ("linf", {"eps": (0.1, 0.0)}, "it always begins at 0"),

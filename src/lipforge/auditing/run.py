@@ -39,7 +39,7 @@ from lipforge.results import BracketResult, CertifyResult, Improvement, SearchRe
 from lipforge.results.audit import AuditReport, Check
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of
 from lipforge.runs.identity import image_digests, model_identity, threat_slug
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 
 class Options(TypedDict, total=False):
@@ -134,8 +134,11 @@ def audit(
 
 
 def _subject(subject: Sequence[Any], surrogates: Mapping[str, Classifier] | None) -> tuple[Pair, Any, Threat]:
-    if len(subject) not in (3, 4) or not isinstance(subject[-1], Threat):
-        raise InputError("audit takes (model, data, threat) or (base, candidate, data, threat), the last a Threat")
+    if len(subject) not in (3, 4):
+        raise InputError(
+            f"audit takes (model, data, threat) or (base, candidate, data, threat), got {len(subject)} arguments"
+        )
+    check_threat(subject[-1])
     if len(subject) == 4:
         return pair_of(subject[0], subject[1], surrogates), subject[2], subject[3]
     if surrogates is not None:

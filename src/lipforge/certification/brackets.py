@@ -18,7 +18,7 @@ from lipforge.results import CERTIFIED, MISCLASSIFIED, ROBUST, UNKNOWN, BracketC
 from lipforge.results.bracket import bracket_fields
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of, slug
 from lipforge.runs.identity import canonical
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 Method = Literal["crown", "crown-ibp"]
 SHARD_SIZE = 20  # images whose bounds an interruption can lose
@@ -46,6 +46,7 @@ def bracket(
     looser, bounds the margins backward and the layers inside by intervals. An image that is
     certified and broken is an error (`BoundError`). Runs, labels and identities are as in `evaluate`.
     """
+    check_threat(threat)
     if method not in get_args(Method):
         raise InputError(f"method must be one of {', '.join(get_args(Method))}, got {method!r}")
     experiment = Experiment.open(data, classifier, run=run, identity=identity, show_progress=show_progress)

@@ -1,6 +1,6 @@
 """The published parameters of the 15 standard corruptions at severities 1 to 5 (Hendrycks and Dietterich 2019)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from lipforge.errors import InputError, suggest
@@ -86,9 +86,10 @@ def check_corruptions(names: Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(names, str):
         names = [part.strip() for part in names.split(",")]
     names = CORRUPTIONS if names is None else names
+    _check_list("corruptions", names, '["fog", "snow"]')
     for name in names:
         if name not in CORRUPTIONS:
-            hint = suggest(name, CORRUPTIONS)
+            hint = suggest(str(name), CORRUPTIONS)
             raise InputError(f"corruptions must be among {', '.join(CORRUPTIONS)}, got {name!r}{hint}")
     if not names or len(set(names)) < len(names):
         raise InputError(f"corruptions must name at least one, each once, got {', '.join(names) or 'none'}")
@@ -98,12 +99,18 @@ def check_corruptions(names: Sequence[str] | None) -> tuple[str, ...]:
 def check_severities(severities: Sequence[int] | None) -> tuple[int, ...]:
     """These severities, each of 1 to 5 and once, in rising order; all of them for None."""
     severities = SEVERITIES if severities is None else severities
+    _check_list("severities", severities, "[1, 3, 5]")
     for severity in severities:
         if isinstance(severity, bool) or severity not in SEVERITIES:
             raise InputError(f"severities must be among 1, 2, 3, 4, 5, got {severity!r}")
     if not severities or len(set(severities)) < len(severities):
         raise InputError(f"severities must name at least one, each once, got {list(severities)}")
     return tuple(sorted(severities))
+
+
+def _check_list(argument: str, values: object, example: str) -> None:
+    if not isinstance(values, Iterable):
+        raise InputError(f"{argument} must be a list such as {example}, got {values!r}")
 
 
 def parameters_for(height: int, width: int) -> Parameters:

@@ -116,6 +116,10 @@ def _unreliable(notes: Sequence[Note], smallest: Sequence[float | None]) -> bool
 
 def curve_threat(norm: Norm, eps: float | str | None = None) -> Threat:
     """The threat at the end of a curve; `eps` is one radius, not a range."""
+    if isinstance(norm, Threat):
+        raise InputError(
+            f'norm must be a text, with eps beside it: norm="{norm.norm}", eps="{norm.spelling}"; got a Threat'
+        )
     if isinstance(eps, list | tuple) or (isinstance(eps, str) and "," in eps):
         raise InputError(f"eps must be one radius, where the curve ends, got {eps!r}; it always begins at 0")
     if eps is None:

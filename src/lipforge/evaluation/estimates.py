@@ -17,7 +17,7 @@ from lipforge.outputs import logits_in
 from lipforge.progress import progress
 from lipforge.results import Estimate
 from lipforge.runs import Experiment, Watch, change_of
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 PROBE = 8
 SHORT = 0.5  # seconds: passes that take less are timed on more images
@@ -38,6 +38,7 @@ def estimate(
     show_progress: bool | None = None,
 ) -> Estimate:
     """The device-seconds that `evaluate` would take: passes per image of a few images, over passes per second."""
+    check_threat(threat)
     if probe < 2 or devices < 1:
         raise InputError(f"probe must be at least 2 images and devices at least 1, got {probe} and {devices}")
     batch_size = parse_batch_size(batch_size)

@@ -23,7 +23,7 @@ from lipforge.records import to_builtins
 from lipforge.results import Note, SweepResult, SweepRow
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of, digest_of, slug
 from lipforge.runs.identity import canonical
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 
 def sweep(
@@ -41,6 +41,8 @@ def sweep(
     """The accuracy of each classifier against each attack at each of `threats`, which share one norm."""
     if not classifiers or not attacks or not threats:
         raise InputError("classifiers, attacks and threats must each have at least one entry")
+    for threat in threats:
+        check_threat(threat)
     if len({threat.norm for threat in threats}) > 1:
         raise InputError(f"threats must share one norm, got {', '.join(map(str, threats))}")
     data, rising = as_data(data), sorted(threats, key=lambda threat: threat.eps)

@@ -25,7 +25,7 @@ from lipforge.records import to_builtins
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, TransferResult
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of
 from lipforge.statistics import clopper_pearson
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 REFINE = 20  # steps up the source's margin loss after the attack, where nobody says otherwise
 TRANSFER = "transfer"
@@ -50,6 +50,7 @@ def transfer(
     Attacks stop just across the source's boundary, where a point says little about another classifier. So each point is
     refined: `refine` steps (0 in the paper) of a tenth of eps down the source's margin; the least margin counts.
     """
+    check_threat(threat)
     if refine < 0:
         raise InputError(f"refine must be at least 0, got {refine}")
     if isinstance(target, nn.Module):

@@ -33,7 +33,7 @@ from lipforge.results.improve import CandidateScore, Improvement
 from lipforge.runs import SHARD_SIZE, Experiment, RunDir, Shard, Watch, change_of
 from lipforge.runs.identity import image_digests, slug, threat_slug
 from lipforge.statistics import paired
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 PARTS = ("tta", "head", "affine", "forge")
 LOOK_EVERY = 250  # images between two looks at whether a candidate is clearly worse than another
@@ -88,6 +88,7 @@ def improve(
     "forge"; `tta` are the sets of transforms to try instead of the usual ones. Candidates below `min_clean` (clean
     accuracy, a share) are not chosen. With `run` the same call again resumes, and torchrun's ranks share the work.
     """
+    check_threat(threat)
     data = as_data(data)
     fitted = tuple(part for part in PARTS if part in parts and part != "tta")
     ttas = _transform_sets(data, tta, max_cost) if "tta" in parts else ()

@@ -21,7 +21,7 @@ from lipforge.runs.identity import image_digests
 from lipforge.search import score as scoring
 from lipforge.search.score import label_of
 from lipforge.search.screen import RECHECK, SKIP_ABOVE, Candidate, Records, Screening
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 RATIOS = (2.0**-8, 2.0**-7, 2.0**-6)
 
@@ -64,6 +64,7 @@ def choose_ratio(
     The model's ratios are afterwards what they were; `set_ratio_(model, result.chosen)` applies the choice. For what
     is no model but has a ratio, pass a function that makes its `Views` in place of the model.
     """
+    check_threat(threat)
     if metric not in get_args(Metric):
         raise InputError(f"metric must be {' or '.join(get_args(Metric))}, got {metric!r}")
     if (skip_above is not None and not skip_above > 0) or not 0 <= recheck <= 1:

@@ -6,7 +6,7 @@ from typing import Any, Literal, get_args
 
 from lipforge.attacks import norms
 from lipforge.errors import InputError, RunError
-from lipforge.types import Threat
+from lipforge.types import Threat, check_threat
 
 Method = Literal["standard", "fgsm-rs", "pgd-at", "trades"]
 Schedule = Literal["cyclic", "cosine"]
@@ -54,6 +54,7 @@ class TrainConfig:
         for name, choices in (("method", Method), ("schedule", Schedule), ("optimizer", Optimizer)):
             if getattr(self, name) not in get_args(choices):
                 raise InputError(f"{name} must be one of {', '.join(get_args(choices))}, got {getattr(self, name)!r}")
+        check_threat(self.threat)
         if norms.of(self.threat).sparse:
             raise InputError(f"adversarial training has no {self.threat.norm} form; use linf or l2")
         for name in ("epochs", "batch_size", "holdout", "limit"):
