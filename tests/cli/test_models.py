@@ -55,6 +55,17 @@ def test_our_model_stands_beside_the_leaderboard_without_a_rank(run):
     assert "cifar10-resnet is not ranked, it has no autoattack_acc: measured by lipforge, base: fgsm" in ended.out
 
 
+def test_a_glob_that_matches_no_model_of_the_leaderboard_is_an_error(run, tmp_path):
+    place = tmp_path / "infos" / "cifar10" / "Linf"
+    place.mkdir(parents=True)
+    (place / "Mine.json").write_text('{"clean_acc": "80.00", "autoattack_acc": "40.00"}')
+    arguments = ("--leaderboard", "cifar10/Linf", "--model-info", "infos")
+    ended = run("models", "zzz*", *arguments)
+    assert (ended.code, ended.out) == (2, "")
+    assert "no model of the leaderboard cifar10/Linf matches 'zzz*'; leave out GLOB to see all" in ended.err
+    assert "Mine" in run("models", "mine", *arguments).out  # upper and lower case alike, as without a leaderboard
+
+
 def test_wrong_use_of_the_leaderboard_is_explained(run):
     assert "name it with --leaderboard cifar10/Linf" in run("models", "--model-info", "infos").err
     assert "leaderboard must be one of cifar10/Linf" in run("models", "--leaderboard", "cifar10").err

@@ -161,6 +161,26 @@ def test_the_installed_table_is_read_whole():
 
 
 @pytest.mark.zoo
+@pytest.mark.parametrize("board", ["cifar10/Linf", "cifar10/L2", "cifar100/Linf", "imagenet/Linf"])
+def test_the_installed_table_is_shown_without_html(board):
+    for entry in leaderboard_of(*board.split("/")):
+        assert "<" not in f"{entry.name}{entry.architecture}{entry.venue}", entry
+
+
+def test_a_model_info_is_shown_without_html(tmp_path):
+    info = {
+        "name": "Fast is <i>better</i><br>than free",
+        "clean_acc": "83.34",
+        "architecture": "ResNet-50 <br/> (3x ensemble)",
+        "footnote": "by <a href='https://x.org'>us</a>, at p < 0.01 and 2 > 1<BR />of <mine>",
+    }
+    write_json(tmp_path / "a.json", info)
+    found = read_model_info(tmp_path / "a.json")
+    assert (found.name, found.architecture) == ("Fast is better than free", "ResNet-50 (3x ensemble)")
+    assert found.footnote == "by us, at p < 0.01 and 2 > 1 of <mine>"
+
+
+@pytest.mark.zoo
 def test_our_keys_are_those_of_robustbench():
     """Of the dataclass in its source, which takes ten seconds to import."""
     spec = find_spec("robustbench")

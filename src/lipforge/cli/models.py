@@ -1,6 +1,6 @@
 """`lipforge models`: which models there are by name."""
 
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Argument, Option
@@ -63,7 +63,9 @@ def _show_leaderboard(board: str, glob: str, folders: list[str], json: bool) -> 
     dataset, _, threat = board.partition("/")
     entries = lf.leaderboard_of(dataset, threat, folders)
     ranks = {entry.model: place for place, entry in enumerate((one for one in entries if one.ranked), 1)}
-    shown = [entry for entry in entries if fnmatch(entry.model, glob)]
+    shown = [entry for entry in entries if fnmatchcase(entry.model.lower(), glob.lower())]
+    if not shown:
+        raise InputError(f"no model of the leaderboard {board} matches {glob!r}; leave out GLOB to see all")
     records = [{"kind": "leaderboard_entry", "rank": ranks.get(one.model), **to_builtins(one)} for one in shown]
     if printed(json, records):
         return

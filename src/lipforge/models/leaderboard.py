@@ -26,6 +26,8 @@ IMAGES = {"cifar10": 10_000, "cifar100": 10_000, "imagenet": 5_000}
 BY_HAND = ("link", "authors", "venue", "architecture", "additional_data")  # what lipforge cannot know
 STANDARD = re.compile(r"autoattack(:fold=(true|false))?")
 """AutoAttack standard; searching on a folded copy changes no attack, another version or precision does."""
+TAG = re.compile(r"</?(?:a|b|em|i|p|span|strong|su[bp])\b[^>]*>", re.IGNORECASE)
+"""HTML in RobustBench's tables and `model_info`; "a < b" and a user's <name> are none."""
 TITLES = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "ImageNet": "imagenet"}
 
 
@@ -160,13 +162,13 @@ def read_model_info(path: str | Path) -> LeaderboardEntry:
     robust = next((share for share in ranked if share is not None), None)
     return LeaderboardEntry(
         model=Path(path).stem,
-        name=str(info.get("name") or "").strip(),
+        name=_plain(str(info.get("name") or "")),
         clean_accuracy=_share(info["clean_acc"], path, "clean_acc"),
         robust_accuracy=_share(info.get("reported"), path, "reported") if robust is None else robust,
         ranked=robust is not None,
-        architecture=str(info.get("architecture") or ""),
-        venue=str(info.get("venue") or ""),
-        footnote=str(info.get("footnote") or ""),
+        architecture=_plain(str(info.get("architecture") or "")),
+        venue=_plain(str(info.get("venue") or "")),
+        footnote=_plain(str(info.get("footnote") or "")),
         source=str(Path(path).parents[2] if len(Path(path).parents) > 2 else path),
     )
 
@@ -222,13 +224,13 @@ def _installed(dataset: str, threat: str, *, needed: bool) -> list[LeaderboardEn
     return found
 
 
-def _plain(cell: str) -> str:
-    """A cell without its tags.
+def _plain(text: str) -> str:
+    """A text without HTML tags; a line break becomes a space.
 
-    >>> _plain("<sub><sup>**Wong2020Fast**</sup></sub>")
-    '**Wong2020Fast**'
+    >>> _plain("<sub><sup>**Wong2020Fast**</sup></sub>"), _plain("ResNet-50 <br/> (3x ensemble)")
+    ('**Wong2020Fast**', 'ResNet-50 (3x ensemble)')
     """
-    return re.sub(r"<br>", " ", re.sub(r"</?su[bp]>", "", cell)).strip()
+    return " ".join(TAG.sub("", re.sub(r"<br\s*/?>", " ", text, flags=re.IGNORECASE)).split())
 
 
 def _share(value: Any, path: str | Path, key: str) -> float | None:
