@@ -36,7 +36,12 @@ def test_calibration_images_of_a_larger_count_begin_with_those_of_a_smaller():
 def test_the_fewest_of_all_limits_holds():
     assert len(source(limit=6).test("CIFAR-10", 5)) == 5
     assert len(source(limit=6).test("CIFAR-10")) == 6
+
+
+@pytest.mark.parametrize("limit", [2, 8])
+def test_a_limit_holds_for_stand_ins_too(limit):
     assert len(Source(stand_in=True).test("ImageNet")) == SETTINGS.stand_in.count
+    assert len(Source(stand_in=True, limit=limit).test("ImageNet")) == limit
 
 
 def test_a_model_that_another_version_lacks_is_missing_like_its_weights():

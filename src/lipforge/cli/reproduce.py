@@ -39,7 +39,7 @@ def reproduce(
         bool, Option("--force", help="Go on although a base's clean accuracy cannot be RobustBench's.")
     ] = False,
     stand_in: Annotated[
-        bool, Option("--stand-in", help="Bundled models, a few images and short attacks: the layout alone.")
+        bool, Option("--stand-in", help="Bundled models, 4 images (or --limit) and short attacks: the layout alone.")
     ] = False,
     estimate: Annotated[bool, Option("--estimate", help="Only say what it would cost, from a probe.")] = False,
     devices: Annotated[int, Option(help="With --estimate: share the cost among this many devices.")] = 1,

@@ -19,8 +19,9 @@ from lipforge.paper.settings import PaperData, SmoothingSettings
 class Source:
     """What the user has: checkpoints in `weights_dir`, ImageNet's train/ and val/ in `imagenet`, published data files
     in `root`, a `device`. `limit` keeps the first test images only, and `calibrate` takes the place of the paper's
-    number of calibration images. `stand_in` takes bundled models and a few images instead of all that. The models of
-    tables are judged in `dtype`, and calibrated in float32. `settings` say what the paper measured on what."""
+    number of calibration images. `stand_in` takes bundled models and 4 test images, or `limit`, instead of all
+    that. The models of tables are judged in `dtype`, and calibrated in float32. `settings` say what the paper measured
+    on what."""
 
     weights_dir: str | None = None
     imagenet: str | None = None
@@ -58,8 +59,8 @@ class Source:
 
     def test(self, dataset: str, count: int | None = None) -> DataSet:
         """The test images of a data set: the first `count`, or all."""
-        standing = self.settings.stand_in.count if self.stand_in else None
-        counts = [number for number in (count, self.limit, standing) if number is not None]
+        limit = self.settings.stand_in.count if self.stand_in and self.limit is None else self.limit
+        counts = [number for number in (count, limit) if number is not None]
         about = self._data(dataset)
         data = self._open(about, about.test, about.files)
         return take(data, min(counts)) if counts and min(counts) < len(data) else data
