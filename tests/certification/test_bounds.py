@@ -275,8 +275,9 @@ def test_the_bounds_of_an_image_do_not_depend_on_its_neighbours():
 @pytest.mark.parametrize(
     ("layer", "message"),
     [
-        (nn.GELU(), r"layer '1' \(GELU\) has no bound: its operator gelu"),
-        (nn.Softmax(1), r"layer '1' \(Softmax\) has no bound: its operator _softmax"),
+        (nn.GELU(), r"layer '1' \(GELU\) has no bound: GELU is not supported"),
+        (nn.Softmax(1), r"layer '1' \(Softmax\) has no bound: softmax is not supported"),
+        (nn.Softsign(), r"layer '1' \(Softsign\) has no bound: its operator div is not supported"),
         (nn.MaxPool2d(3, 2, ceil_mode=True), r"layer '1' \(MaxPool2d\) has no bound"),
         (nn.ConstantPad2d(1, -torch.inf), r"layer '1' \(ConstantPad2d\) has no bound"),
     ],
@@ -284,8 +285,34 @@ def test_the_bounds_of_an_image_do_not_depend_on_its_neighbours():
 def test_a_layer_without_a_bound_is_named_with_the_alternative(layer, message):
     model = nn.Sequential(nn.Identity(), layer, nn.Flatten(), nn.LazyLinear(2)).eval()
     model(torch.zeros(1, 2, 8, 8))
-    with pytest.raises(ModelError, match=message + ".*lipforge certify"):
+    with pytest.raises(ModelError, match=message + ".*Bounds exist for conv, linear, .*lipforge certify"):
         network_of(model, torch.zeros(2, 8, 8))
+
+
+class Patches(nn.Module):
+    """Images (N, 2, 8, 8) as four tokens of 32 numbers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.flatten(1).unflatten(1, (4, 32))
+
+
+class ClassToken(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.token = nn.Parameter(torch.zeros(1, 1, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.token.expand(len(x), -1, -1), x], dim=1)
+
+
+@pytest.mark.parametrize("first", [ClassToken(), nn.Identity()], ids=["with class token", "without"])
+def test_a_transformer_is_refused_in_words_that_users_know(first):
+    layer = nn.TransformerEncoderLayer(32, 2, dim_feedforward=8, activation="gelu", batch_first=True, norm_first=True)
+    model = nn.Sequential(Patches(), first, layer, nn.Flatten(), nn.LazyLinear(3)).eval()
+    model(torch.zeros(1, 2, 8, 8))
+    with pytest.raises(ModelError, match=r"attention.* not supported\. Bounds exist for .*lipforge certify") as caught:
+        network_of(model, torch.zeros(2, 8, 8))
+    assert "cat" not in str(caught.value).replace("concatenation", "").replace("certify", "")
 
 
 class Branching(nn.Module):

@@ -39,6 +39,15 @@ SAME_SIGN = frozenset({
     aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar,
 })  # fmt: skip
 """Operators that are affine in each argument alone, each output with coefficients of one sign per argument."""
+SUPPORTED = (
+    "conv, linear, batch norm, ReLU, leaky ReLU, abs, sums, concatenation, average and max pooling, padding, slices "
+    "and reshapes"
+)
+UNSUPPORTED = {
+    "native_layer_norm": "layer norm", "native_group_norm": "group norm", "softmax": "softmax", "gelu": "GELU",
+    "bmm": "products of activations", "silu": "SiLU", "sigmoid": "sigmoid", "tanh": "tanh", "elu": "ELU",
+}  # fmt: skip
+"""Operators without a bound, by the names that users know."""
 CURVES = (aten.relu.default, aten.leaky_relu.default, aten.abs.default)
 """Functions of one number that are linear on both sides of 0."""
 
@@ -113,11 +122,7 @@ def _recorded(model: nn.Module, x: Tensor) -> Network:
     try:
         return Network(tuple(_Builder(model).build(x)))
     except _UnboundedError as error:
-        layer = _layer_with(error.operator, untouched, x)
-        raise ModelError(
-            f"layer {layer} has no bound: its operator {error.operator} is not one of those that the bounds "
-            f"know (docs/bracket.md); {_WAY_OUT}"
-        ) from None
+        raise _unsupported(error.operator, untouched, x) from None
 
 
 def _averaged(network: Network, transforms: tuple[Callable[[Tensor], Tensor], ...], x: Tensor) -> Network:
@@ -213,7 +218,7 @@ class _Builder:
 
     def _add(self, parents: tuple[int, ...], op: Op | None, value: Tensor) -> "_At":
         if len(value) != RECORDED:
-            raise ModelError(f"a layer mixes its images, or puts them elsewhere than in dimension 0; {_WAY_OUT}")
+            raise _UnboundedError("")
         self.nodes.append(Node(parents, op, tuple(value.shape[1:])))
         self.values.append(value)
         return _At(len(self.nodes) - 1)
@@ -314,21 +319,41 @@ def _convolution(apply: Callable[..., Tensor], args: Any, x: Tensor) -> Affine:
 
 
 class _UnboundedError(Exception):
-    """An operator that has no bound; it is caught where the layer that called it can be named."""
+    """An operator that has no bound, or none ("") that mixes the images; it is caught where its layer can be named."""
 
     def __init__(self, target: Any) -> None:
         super().__init__(target)
-        self.operator = getattr(target, "overloadpacket", target).__name__
+        self.operator = getattr(target, "overloadpacket", target).__name__ if target else ""
 
 
-def _layer_with(operator: str, model: nn.Module, x: Tensor) -> str:
-    """The layer that calls an operator first, for people: its name and class."""
+def _unsupported(operator: str, model: nn.Module, x: Tensor) -> ModelError:
+    """The error for people. It names what they know: in a transformer not how the class token is joined to the
+    patches, which comes first, but attention, layer norm and GELU."""
+    layers = _layers_by_operator(model, x)
+    words = {name: _word(name) for name in layers if _word(name)}
+    if not operator and not words:
+        return ModelError(f"a layer mixes its images, or puts them elsewhere than in dimension 0; {_WAY_OUT}")
+    first = operator.strip("_") if _word(operator) or not words else next(iter(words))
+    found = list(dict.fromkeys([_word(first) or f"its operator {first}", *words.values()]))
+    return ModelError(
+        f"layer {layers.get(first, type(model).__name__)} has no bound: {', '.join(found)} "
+        f"{'is' if len(found) == 1 else 'are'} not supported. Bounds exist for {SUPPORTED}; {_WAY_OUT}"
+    )
+
+
+def _word(operator: str) -> str:
+    if "attention" in operator or "transformer" in operator:
+        return "attention"
+    return UNSUPPORTED.get(operator.strip("_"), "")
+
+
+def _layers_by_operator(model: nn.Module, x: Tensor) -> dict[str, str]:
+    """The layer that calls each operator first, by its name and class, in the order of the first calls."""
     inside: list[str] = []
-    found: list[str] = []
+    found: dict[str, str] = {}
 
     def seen(name: str, read: tuple[int, ...], output: Any) -> None:
-        if name.strip("_") == operator.strip("_") and inside and not found:
-            found.append(inside[-1])
+        found.setdefault(name.strip("_"), inside[-1] if inside else type(model).__name__)
 
     hooks = []
     for name, module in model.named_modules():
@@ -336,4 +361,4 @@ def _layer_with(operator: str, model: nn.Module, x: Tensor) -> str:
         hooks.append(module.register_forward_pre_hook(lambda module, args, text=text: inside.append(text)))
         hooks.append(module.register_forward_hook(lambda module, args, output: (inside.pop(), None)[1]))
     record(model, x[:1], seen, hooks)
-    return found[0] if found else type(model).__name__
+    return found
