@@ -272,6 +272,16 @@ def test_the_bounds_of_an_image_do_not_depend_on_its_neighbours():
     torch.testing.assert_close(together[1:2], lower_bounds(model, x[1:2], y[1:2], threat))
 
 
+def test_crown_takes_no_more_work_than_intervals_announce():
+    model, threat, done = mixed_net(4, Step(), ratio=0.1), Threat("linf", 0.01), list[int]()
+    x = torch.rand(3, 2, 8, 8, generator=torch.Generator().manual_seed(1))
+    network, region = network_of(model, x[0]), Region.of(x, threat)
+    announced = bounds_of(network, region, full=False).crown_work()
+    bounds_of(network, region, full=True, step=done.append)
+    assert announced.shape == (3,)
+    assert 0 < sum(done) <= float(announced.sum())
+
+
 @pytest.mark.parametrize(
     ("layer", "message"),
     [

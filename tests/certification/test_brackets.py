@@ -1,5 +1,6 @@
 """Certified and attacked accuracy from one call: what adds up, resumes, contradicts itself or is refused."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -33,6 +34,21 @@ def test_every_image_has_one_outcome_and_the_bracket_holds():
     for word, margin in zip(found.outcome, found.margin, strict=True):
         assert (word == "misclassified") == (margin is None)
         assert margin is None or (word == "certified") == (margin > 0)
+
+
+def test_the_progress_bar_says_early_how_long_crown_may_take(monkeypatch):
+    clock = itertools.count()
+    monkeypatch.setattr(brackets.time, "perf_counter", lambda: float(next(clock)))
+    said: list[str] = []
+    pace = brackets._Pace(600.0, said.append)
+    pace(10)  # a second for a sixtieth of an image
+    pace(30)
+    assert said == ["crown, at most about 1.0 min per image", "crown, at most about 30 s per image"]
+    monkeypatch.undo()
+    monkeypatch.setattr(brackets.Watch, "__call__", lambda watch, text: said.append(text))
+    said.clear()
+    measured()
+    assert [text for text in said if text.startswith("crown, at most about")]
 
 
 @pytest.mark.parametrize("norm", ["linf", "l2"])

@@ -5,6 +5,7 @@ ROUNDING times the largest magnitude in its layer, and a margin counts only abov
 is far more than float64 rounds by, and about what the model itself rounds by in float32.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ ROUNDING = 1e-6
 MOST_ELEMENTS = 2**19
 """Coefficients in memory at a time, of the widest layer: 4 MB, which caches hold."""
 
+Step = Callable[[int], None]
 Owner = Tensor | slice
 """Which image each row of coefficients is about: one index per row, or the slice of one image for all rows."""
 
@@ -62,6 +64,7 @@ class Bounds:
     region: Region
     boxes: list[tuple[Tensor, Tensor]]
     lines: dict[int, Lines]
+    step: Step
 
     def lower(self, start: int, a: Tensor, owner: Owner) -> Tensor:
         """Lower bounds (R,) of a * z, z the output of node `start` on the image of each row (CROWN)."""
@@ -100,6 +103,7 @@ class Bounds:
                 entries = unstable[image].nonzero()
                 for part in torch.split(entries, self.rows(index)) if len(entries) else ():
                     self._tighten_rows(index, image, part, below[image])
+                    self.step(len(part) * self.depth(index))
 
     def _tighten_rows(self, index: int, image: int, entries: Tensor, below: Tensor) -> None:
         low, high = (side[image] for side in self.boxes[index])
@@ -116,15 +120,27 @@ class Bounds:
         low, high = self.boxes[index]
         return torch.stack([op.unstable(low, high) for op in self.network.consumers(index)]).any(0)
 
+    def crown_work(self) -> Tensor:
+        """The most work (N,) that `bounds_of` with `full` takes for each image, in the unit of `step`: CROWN from both
+        sides for all that is unstable by these boxes."""
+        tightened = [index for index in range(len(self.network.nodes)) if self.network.is_tightened(index)]
+        work = [2 * self.depth(index) * self.unstable(index).flatten(1).sum(1) for index in tightened]
+        return torch.stack(work).sum(0) if work else torch.zeros(len(self.region.x), device=self.region.x.device)
+
+    def depth(self, index: int) -> int:
+        """The numbers that a row of coefficients goes through from a node back to the image."""
+        return sum(torch.Size(node.shape).numel() for node in self.network.nodes[: index + 1])
+
     def rows(self, index: int) -> int:
         """Rows whose coefficients are in memory at a time, back from that node."""
         widest = max(torch.Size(node.shape).numel() for node in self.network.nodes[: index + 1])
         return max(1, MOST_ELEMENTS // widest)
 
 
-def bounds_of(network: Network, region: Region, *, full: bool) -> Bounds:
-    """Boxes and lines of every node: intervals alone, or with `full` each box tightened by CROWN on the way."""
-    bounds, samples = Bounds(network, region, [(region.low, region.high)], {}), network.values(region.x)
+def bounds_of(network: Network, region: Region, *, full: bool, step: Step = lambda work: None) -> Bounds:
+    """Boxes and lines of every node: intervals alone, or with `full` each box tightened by CROWN on the way, where
+    `step` is called with the work of each part, which `crown_work` limits."""
+    bounds, samples = Bounds(network, region, [(region.low, region.high)], {}, step), network.values(region.x)
     for index, node in enumerate(network.nodes[1:], start=1):
         boxes = [bounds.boxes[parent] for parent in node.parents]
         if isinstance(node.op, Affine):
@@ -137,7 +153,7 @@ def bounds_of(network: Network, region: Region, *, full: bool) -> Bounds:
         bounds.boxes.append(_widened(*box))
         if isinstance(node.op, Curve):
             bounds.lines[index] = node.op.lines(*boxes[0])
-        if full and isinstance(node.op, Affine) and network.consumers(index):
+        if full and network.is_tightened(index):
             bounds.tighten(index, samples[index])
             bounds.boxes[index] = _widened(*bounds.boxes[index])
     return bounds

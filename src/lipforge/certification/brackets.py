@@ -1,7 +1,7 @@
 """The certified bracket: how many images are proven robust, and how many an attack leaves. The truth is in between."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lipforge.attacks import AnyAttack
 from lipforge.batching import LabelledSource
-from lipforge.certification.bounds import Region, bounds_of, margins
+from lipforge.certification.bounds import Bounds, Region, bounds_of, margins
 from lipforge.certification.network import Network, network_of
 from lipforge.errors import BoundError, InputError
 from lipforge.evaluation import evaluate
@@ -18,6 +18,7 @@ from lipforge.results import CERTIFIED, MISCLASSIFIED, ROBUST, UNKNOWN, BracketC
 from lipforge.results.bracket import bracket_fields
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of, slug
 from lipforge.runs.identity import canonical
+from lipforge.text import duration
 from lipforge.types import Classifier, Threat, check_threat
 
 Method = Literal["crown", "crown-ibp"]
@@ -63,7 +64,9 @@ def bracket(
     watch = Watch(lambda shard: {"certified": [ROBUST if word == CERTIFIED else "" for word in shard["outcome"]]})
     shards = experiment.work(
         task,
-        lambda shard: _bracket_shard(network, shard, [found.outcome[i] for i in shard.ids.tolist()], threat, method),
+        lambda shard: _bracket_shard(
+            network, shard, [found.outcome[i] for i in shard.ids.tolist()], threat, method, watch
+        ),
         title=f"bounding {label}",
         status=watch,
     )
@@ -101,24 +104,28 @@ def comparison_name(found: BracketComparison) -> str:
 
 @torch.no_grad()
 def _bracket_shard(
-    network: Network, shard: Shard, attacked: list[str], threat: Threat, method: Method
+    network: Network, shard: Shard, attacked: list[str], threat: Threat, method: Method, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """The outcomes of a shard's images and the bounds on their margins, ready for JSON.
 
     The quick pass (crown-ibp) takes all images that were classified correctly; the full pass
-    those of them that are neither broken nor certified, and one broken image, which it must not certify.
+    those of them that are neither broken nor certified, and one broken image, which it must not certify. `say` gets
+    the time that it may take.
     """
     started = time.perf_counter()
     correct = torch.tensor([word != MISCLASSIFIED for word in attacked])
     robust = torch.tensor([word == ROBUST for word in attacked])
-    margin = torch.full((len(attacked),), -torch.inf, dtype=torch.float64)
+    margin, work = torch.full((2, len(attacked)), -torch.inf, dtype=torch.float64)
     for rows in _parts(correct):
-        margin[rows] = _least_margins(network, shard.at(rows.to(shard.x.device)), threat, full=False)
+        part = shard.at(rows.to(shard.x.device))
+        bounds = bounds_of(network, Region.of(part.x, threat), full=False)
+        margin[rows], work[rows] = _least_margins(bounds, part), bounds.crown_work().double().cpu()
     quick = int((robust & (margin > 0)).sum())
     left = (robust & (margin <= 0)) | _first(correct & ~robust)
     for rows in _parts(left) if method == "crown" else ():
-        found = _least_margins(network, shard.at(rows.to(shard.x.device)), threat, full=True)
-        margin[rows] = torch.maximum(margin[rows], found)
+        part, step = shard.at(rows.to(shard.x.device)), _Pace(float(work[rows].mean()), say)
+        bounds = bounds_of(network, Region.of(part.x, threat), full=True, step=step)
+        margin[rows] = torch.maximum(margin[rows], _least_margins(bounds, part))
     outcome = [_outcome(*row) for row in zip(attacked, margin.tolist(), shard.ids.tolist(), strict=True)]
     return {
         "outcome": outcome,
@@ -129,8 +136,21 @@ def _bracket_shard(
     }
 
 
-def _least_margins(network: Network, shard: Shard, threat: Threat, *, full: bool) -> Tensor:
-    return margins(bounds_of(network, Region.of(shard.x, threat), full=full), shard.y).amin(1).cpu()
+def _least_margins(bounds: Bounds, shard: Shard) -> Tensor:
+    return margins(bounds, shard.y).amin(1).cpu()
+
+
+class _Pace:
+    """Says how long CROWN takes per image at most, from the speed so far: on a deep network it may never end."""
+
+    def __init__(self, work_per_image: float, say: Callable[[str], None]) -> None:
+        self.total, self.say = work_per_image, say
+        self.done, self.started = 0, time.perf_counter()
+
+    def __call__(self, work: int) -> None:
+        self.done += work
+        seconds = (time.perf_counter() - self.started) * self.total / self.done
+        self.say(f"crown, at most about {duration(seconds)} per image")
 
 
 def _parts(mask: Tensor) -> list[Tensor]:

@@ -96,6 +96,10 @@ class Network:
         """The operators with a relaxation that read the output of a node, which therefore needs tight bounds."""
         return [node.op for node in self.nodes if index in node.parents and isinstance(node.op, Curve | MaxPool)]
 
+    def is_tightened(self, index: int) -> bool:
+        """Whether CROWN bounds the outputs of a node: they are affine, and something behind them bends."""
+        return isinstance(self.nodes[index].op, Affine) and bool(self.consumers(index))
+
 
 def network_of(model: Classifier, image: Tensor) -> Network:
     """The nodes of `model` on images like `image` (C, H, W), in float64; an error names what has no bound."""
