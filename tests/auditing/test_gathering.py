@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lipforge.attacks import FGSM, Boundary, RayS
+from lipforge.attacks.checks import MASKED
 from lipforge.auditing import audit
 from lipforge.auditing.gathering import gather
 from lipforge.batching import as_data
@@ -48,11 +49,11 @@ def summary(notes, early_stopped):
     }
 
 
-def gathered():
+def gathered(flag=zero):
     first, second = (
         {
             "base": summary([("mine", Note("odd", "odd"))], 0),
-            "candidate": summary([("non-adaptive", zero(number)), ("mine", zero(1))], 1),
+            "candidate": summary([("non-adaptive", flag(number)), ("mine", zero(1))], 1),
             "same": False,
             "transferred": [True, True],
             "double": {"decide": 0, "flips": 0, "broken": 0},
@@ -68,6 +69,14 @@ def gathered():
         PLAN.stages(["mine"]),
         PLAN,
     )
+
+
+def test_the_notes_of_an_audit_do_not_advise_to_run_an_audit():
+    assert "run lipforge audit" in MASKED
+    found = gathered(lambda count: Note("masked_gradients", MASKED, count, 2))
+    assert any("gradients are probably masked" in str(note) for note in found.notes)
+    assert any("gradients are probably masked" in check for check in found.failed_checks)
+    assert "lipforge audit" not in str(found)
 
 
 def test_notes_of_every_stage_are_kept_and_added_up_over_shards():
@@ -134,7 +143,7 @@ def test_a_gain_is_claimed_only_after_an_attack_that_sees_nothing_but_the_class(
     assert found.count == 500
     assert found.candidate_outcome.count("RayS") > 1
     assert found.verdict == "unreliable"
-    assert "attacks that start far away add nothing: no" in found.sentence
+    assert 'check "attacks that start far away add nothing" failed: ' in found.sentence
     assert facts(audited(1250, run, hard_label=RayS(queries=60))) == facts(found)
     models, plan = (seeded(ResidualNet), seeded(ResidualNet, 1)), replace(QUICK, hard_label=RayS(queries=60))
     assert audit(*models, many_images(1250), Threat("l2", 0.5), plan=plan).verdict == "real", "it has no form in l2"

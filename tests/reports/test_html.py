@@ -86,7 +86,7 @@ def test_a_verdict_names_failed_checks_and_early_stopped_images(tmp_path):
     write_values(tmp_path, "audit", "audit", audit())
     (verdict,) = build_report(tmp_path).sections[0].blocks
     assert "n = 200" in verdict.details[0]
-    assert verdict.details[1].startswith("Failed check: iterative at least as strong as one step: no; 27 of 64")
+    assert verdict.details[1].startswith("Failed check: iterative at least as strong as one step: 27 of 64")
     assert verdict.details[2].endswith("stopped early: base 0 of 65, candidate 3 of 63")
 
 

@@ -47,7 +47,9 @@ def doubts(
     found = {}
     for side in () if same else RESTS_ON.get(decision.verdict, SIDES):
         failed = _masking_checks(shards, side, measured, decision)
-        found[side] = tuple(f"{check.name}: no; {check.evidence}" for check in failed if check.passed is False)
+        found[side] = tuple(
+            f'check "{check.name}" failed: {check.evidence}' for check in failed if check.passed is False
+        )
     return {side: reasons for side, reasons in found.items() if reasons}
 
 

@@ -156,9 +156,10 @@ def _spent(summary: Mapping[str, Any]) -> tuple[int, float]:
 
 
 def _notes(sides: Mapping[str, Sequence[Mapping[str, Any]]], total: int) -> tuple[AuditNote, ...]:
-    """The notes of each attack on each side, added up over the shards."""
+    """The notes of each attack on each side, added up over the shards, without their advice to run an audit."""
     notes: dict[tuple[str, str], list[Note]] = {}
     for side, parts in sides.items():
         for stage, note in joined(parts, "notes"):
-            notes.setdefault((side, stage), []).append(Note(**note))
+            text = note["text"].partition("; run lipforge audit")[0]
+            notes.setdefault((side, stage), []).append(Note(**(note | {"text": text})))
     return tuple(AuditNote(*where, note) for where, found in notes.items() for note in merge_notes(found, total))

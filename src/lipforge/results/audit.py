@@ -128,7 +128,7 @@ class AuditReport:
     @property
     def failed_checks(self) -> tuple[str, ...]:
         """Name and evidence of every check that failed."""
-        return tuple(f"{check.name}: no; {check.evidence}" for check in self.checks if check.passed is False)
+        return tuple(f"{check.name}: {check.evidence}" for check in self.checks if check.passed is False)
 
     @property
     def early_stopped_text(self) -> str:
