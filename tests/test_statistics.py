@@ -368,6 +368,22 @@ def test_the_interval_of_a_mean_is_students():
     assert mean_interval([0.3]) == (-math.inf, math.inf)
 
 
+def test_the_interval_of_a_mean_lies_within_what_values_can_be():
+    assert mean_interval([0.1, 0.4, 0.35, 0.8], within=(0, 1))[0] == 0.0
+    assert mean_interval([0.1, 0.4, 0.35, 0.8], within=(0, 0.85))[1] == 0.85
+    assert mean_interval([0.3], within=(0, 1)) == (0, 1)
+
+
+@pytest.mark.parametrize("value", [0.0, 0.25, 1.0])
+def test_equal_values_have_an_interval_with_a_width(value):
+    """The worst case in closed form: other values are seen except with probability 0.025, and are extreme."""
+    share = 1 - 0.025 ** (1 / 20)
+    low, high = mean_interval([value] * 20, within=(0, 1))
+    assert (low, high) == pytest.approx((value * (1 - share), value + share * (1 - value)))
+    low, high = mean_interval([0.0] * 20, within=(-1, 1))
+    assert (low, high) == pytest.approx((-share, share))
+
+
 def test_bands_and_means_of_nothing_are_refused():
     with pytest.raises(InputError, match="count must be at least 1"):
         simultaneous_width(0)

@@ -88,20 +88,32 @@ def simultaneous_width(count: int, confidence: float = 0.95) -> float:
     return math.sqrt(math.log(2 / (1 - confidence)) / (2 * count))
 
 
-def mean_interval(values: ArrayLike, confidence: float = 0.95) -> tuple[float, float]:
+def mean_interval(
+    values: ArrayLike, confidence: float = 0.95, *, within: tuple[float, float] = (-math.inf, math.inf)
+) -> tuple[float, float]:
     """Student's interval for the mean of these numbers, exact for normal ones; one number alone says nothing.
+
+    `within` are the least and the largest value that a number can have. Between them, numbers that are all equal get
+    an interval with a width: by Clopper-Pearson at most a share p of all numbers is another, and in the worst case
+    these lie at the ends.
 
     >>> low, high = mean_interval([1.0, 2.0, 3.0])
     >>> round(low, 3), round(high, 3)
     (-0.484, 4.484)
+    >>> mean_interval([1.0] * 10, within=(0, 1)) == clopper_pearson(10, 10)
+    True
     """
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.ndim != 1 or not len(numbers):
         raise InputError(f"values must be at least one number, got an array of shape {numbers.shape}")
     if len(numbers) == 1:
-        return -math.inf, math.inf
+        return within
+    mean, (least, most) = float(numbers.mean()), within
+    if not np.ptp(numbers) and math.isfinite(most - least):
+        others = clopper_pearson(0, len(numbers), confidence)[1]
+        return mean - others * (mean - least), mean + others * (most - mean)
     half = float(stdtrit(len(numbers) - 1, (1 + confidence) / 2)) * float(numbers.std(ddof=1)) / math.sqrt(len(numbers))
-    return float(numbers.mean()) - half, float(numbers.mean()) + half
+    return max(mean - half, least), min(mean + half, most)
 
 
 class PerImage(Protocol):

@@ -17,7 +17,7 @@ from lipforge.errors import DataError, InputError, RunError
 from lipforge.results import CorruptResult, compare_corrupted, from_record, record
 from lipforge.results.corruption import ALEXNET_ERRORS, corrupt_fields, mean_corruption_error
 from lipforge.runs import RunDir
-from lipforge.statistics import mean_interval, wilson
+from lipforge.statistics import clopper_pearson, mean_interval, wilson
 from tests.evaluation.toys import labelled, linear
 
 SOME: dict[str, Any] = {"corruptions": ["contrast", "gaussian_noise"], "severities": [1, 5]}
@@ -138,6 +138,13 @@ def test_mce_is_the_published_one_of_a_resnet_50():
         assert found is not None
         assert 100 * found == pytest.approx(expected, abs=0.02), name
     assert tuple(ALEXNET_ERRORS) == CORRUPTIONS
+
+
+def test_equal_images_leave_the_mean_uncertain():
+    """All ten images right in every cell: the interval is that of ten of ten."""
+    right = {(name, severity): "1" * 10 for name in ("fog", "snow") for severity in (1, 2)}
+    found = corrupt_fields(right, "1" * 10, relative_to_alexnet=False)
+    assert found["mean_interval"] == pytest.approx(clopper_pearson(10, 10))
 
 
 def test_a_reference_without_errors_gives_no_mce():

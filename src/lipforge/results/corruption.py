@@ -206,7 +206,7 @@ def compare_corrupted(base: CorruptResult, candidate: CorruptResult) -> CorruptC
         seed=base.seed,
         count=base.count,
         difference=sum(moved) / base.count,
-        interval=_within(mean_interval(moved), -1.0),
+        interval=mean_interval(moved, within=(-1.0, 1.0)),
         gained=sum(part.gained for part in parts),
         lost=sum(part.lost for part in parts),
         better=better,
@@ -234,7 +234,7 @@ def _difference(name: str, base: Sequence[CorruptionCell], candidate: Sequence[C
         base_accuracy=sum(first) / len(first),
         candidate_accuracy=sum(second) / len(second),
         difference=sum(moved) / len(moved),
-        interval=_within(mean_interval(moved), -1.0),
+        interval=mean_interval(moved, within=(-1.0, 1.0)),
         gained=pairs.count(("0", "1")),
         lost=pairs.count(("1", "0")),
     )
@@ -242,13 +242,9 @@ def _difference(name: str, base: Sequence[CorruptionCell], candidate: Sequence[C
 
 def _mean(cells: Sequence[CorruptionCell]) -> tuple[float, tuple[float, float]]:
     shares = _shares(cells)
-    return sum(cell.correct for cell in cells) / (len(cells) * len(shares)), _within(mean_interval(shares), 0.0)
+    return sum(cell.correct for cell in cells) / (len(cells) * len(shares)), mean_interval(shares, within=(0.0, 1.0))
 
 
 def _shares(cells: Sequence[CorruptionCell]) -> list[float]:
     """For each image the share of these cells in which it is classified correctly."""
     return [marks.count("1") / len(cells) for marks in zip(*(cell.right for cell in cells), strict=True)]
-
-
-def _within(interval: tuple[float, float], least: float) -> tuple[float, float]:
-    return max(interval[0], least), min(interval[1], 1.0)

@@ -156,7 +156,6 @@ def curve_fields(smallest: tuple[float | None, ...], eps: float) -> dict[str, An
     """
     count, correct = len(smallest), sum(value != 0 for value in smallest)
     shares = _shares(smallest, eps)
-    low, high = mean_interval(shares)
     middle = median_low(math.inf if value is None else value for value in smallest)
     return {
         "count": count,
@@ -165,7 +164,7 @@ def curve_fields(smallest: tuple[float | None, ...], eps: float) -> dict[str, An
         "smallest_eps": smallest,
         "band": simultaneous_width(count),
         "area": sum(shares) / count,
-        "area_interval": (max(low, 0.0), min(high, 1.0)),
+        "area_interval": mean_interval(shares, within=(0.0, 1.0)),
         "median_eps": middle if math.isfinite(middle) else None,
     }
 
@@ -177,7 +176,6 @@ def compare_curves(base: CurveResult, candidate: CurveResult) -> CurveComparison
     if len(first) != len(second):
         raise InputError(f"base and candidate must cover the same images, got {len(first)} and {len(second)}")
     differences = [after - before for before, after in zip(first, second, strict=True)]
-    low, high = mean_interval(differences)
     ends = [[math.inf if one is None else one for one in curve.smallest_eps] for curve in (base, candidate)]
     larger, smaller = (sum(a < b for a, b in zip(*each, strict=True)) for each in (ends, ends[::-1]))
     return CurveComparison(
@@ -191,7 +189,7 @@ def compare_curves(base: CurveResult, candidate: CurveResult) -> CurveComparison
         seed=base.seed,
         count=base.count,
         area_difference=sum(differences) / base.count,
-        area_interval=(max(low, -1.0), min(high, 1.0)),
+        area_interval=mean_interval(differences, within=(-1.0, 1.0)),
         larger=larger,
         smaller=smaller,
         p_value=mcnemar(larger, smaller),
