@@ -125,6 +125,7 @@ def test_views_of_a_forged_model_are_compared(run, model_file, recipe):
         ["forged", "pgd:steps=2"],
     ]
     assert len(re.findall("(fgsm|pgd:steps=2): .*n = 24", ended.out)) == 2
+    assert re.search(r"forwards \+.*\n.* backwards ", ended.out)
     names = sorted(path.stem for path in Path("kept/results").iterdir())
     assert names == [
         "base__fgsm__linf-1over255",

@@ -145,7 +145,7 @@ def _report(found: "list[lf.RobustResult]", base: str, keep: options.RunOptions,
         for one in found
     ]
     title = f"{first.model}, {first.data}, {first.threat}: % correct [95 %], n = {first.count}, seed {first.seed}"
-    show_table(title, ["model", "attack", ">clean", ">robust", ">passes", ">time"], rows)
+    show_table(title, ["model", "attack", ">clean", ">robust", ">forwards +\nbackwards", ">time"], rows)
     for one in found:
         if one.early_stopped:
             say(f"{one.label}, {one.attack}: robust images that were early-stopped: {one.early_stopped}")
