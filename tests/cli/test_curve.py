@@ -1,4 +1,5 @@
 import json
+import sys
 
 import pytest
 
@@ -54,6 +55,16 @@ def test_wrong_use_is_explained(run, given, message):
     ended = run("curve", "cifar10-resnet", *DATA, *given)
     assert ended.code == 2
     assert message in ended.err
+
+
+def test_a_plot_without_matplotlib_is_refused_before_any_work(run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("lipforge.load_model", lambda *given, **more: pytest.fail("it went to work"))
+    ended = run("curve", "cifar10-resnet", *SHORT, "--plot", "x.svg", "--run", "runs/c")
+    assert (ended.code, ended.out) == (2, "")
+    assert "this needs the package 'matplotlib': pip install 'lipforge[plots]'" in ended.err
+    assert not (tmp_path / "x.svg").exists()
+    assert not (tmp_path / "runs").exists()
 
 
 def test_an_attack_that_stops_early_is_refused_before_a_run_is_made(run, tmp_path):
