@@ -14,7 +14,7 @@ from lipforge.models import leaderboard_of, model_info, read_model_info, why_uno
 from lipforge.records import read_json, write_json
 from lipforge.results import Change, RobustResult
 from lipforge.results.corruption import ALEXNET_ERRORS
-from tests.reports.made import robust
+from tests.reports.results import robust
 
 # Files of RobustBench's repository as they are, in four of the spellings that it has.
 NUTS = """{

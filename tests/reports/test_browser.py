@@ -9,7 +9,8 @@ import pytest
 from lipforge.reports import write_report
 from lipforge.results import Note
 from lipforge.runs import RunDir
-from tests.reports.made import full_run, robust
+from tests.reports.made import full_run
+from tests.reports.results import robust
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None

@@ -11,7 +11,8 @@ from lipforge.records import to_builtins
 from lipforge.reports import ReportWarning, build_report, write_report
 from lipforge.results import VERDICTS, Note
 from lipforge.runs import RunDir
-from tests.reports.made import analysis, audit, certificate, demo, full_run, robust, sweep, write_values
+from tests.reports.made import full_run, write_values
+from tests.reports.results import analysis, audit, certificate, demo, robust, sweep
 
 ALL = ["verdict", "accuracy", "tradeoff", "curve", "sweep", "corrupt", "waterfall", "audit", "layers", "bracket",
        "certified", "gallery", "cost", "provenance"]  # fmt: skip

@@ -8,7 +8,8 @@ from lipforge.errors import InputError
 from lipforge.reports.read import read_run
 from lipforge.reports.sections.evaluations import paired
 from lipforge.runs import RunDir
-from tests.reports.made import compared, robust, write_values
+from tests.reports.made import write_values
+from tests.reports.results import compared, robust
 
 
 def test_a_place_that_is_no_run_is_an_error(tmp_path):
