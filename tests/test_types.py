@@ -44,6 +44,7 @@ TAKE_A_THREAT = {
     "bracket": lambda threat: lf.bracket(MODEL, DATA, threat),
     "choose_ratio": lambda threat: choose_ratio(MODEL, DATA, threat=threat),
     "estimate": lambda threat: estimate(MODEL, DATA, "fast", threat),
+    "evaluate": lambda threat: lf.evaluate(MODEL, DATA, "fast", threat),
     "improve": lambda threat: lf.improve(MODEL, DATA, threat),
     "sweep": lambda threat: sweep({"base": MODEL}, DATA, ["fgsm"], [threat]),
     "training": lambda threat: TrainConfig(threat=threat),

@@ -21,11 +21,10 @@ from lipforge.evaluation.sizes import AUTO, BATCH_SIZE, BatchSize, chosen_size, 
 from lipforge.progress import progress
 from lipforge.records import to_builtins, write_whole
 from lipforge.results import MISCLASSIFIED, ROBUST, CleanResult, Note, RobustResult, Stage, merge_notes
-from lipforge.results.evaluation import merge_stages as merged_stages
-from lipforge.results.evaluation import unreliable_notes
+from lipforge.results.evaluation import merge_stages, unreliable_notes
 from lipforge.runs import Experiment, RunDir, Shard, Task, Watch, change_of, slug
 from lipforge.statistics import Method, clopper_pearson, interval_of
-from lipforge.types import Classifier, Threat
+from lipforge.types import Classifier, Threat, check_threat
 
 
 def evaluate(
@@ -57,6 +56,7 @@ def evaluate(
     keeps the adversarial images beside each shard, as float32. A function runs on `device`, or where the images are.
     `batch_size="auto"` measures which is fastest; a run keeps the number in batch_size.json.
     """
+    check_threat(threat)
     batch_size = parse_batch_size(batch_size)
     if interval not in get_args(Method):
         raise InputError(f"the interval must be one of {', '.join(get_args(Method))}, got {interval!r}")
