@@ -38,8 +38,8 @@ ADAPTIVE_MODEL = Note(
 )
 ZERO_GRADIENT = "had a gradient of exactly 0 and are robust only to attacks that gradients may have misled"
 MASKED = (
-    "are robust, but their gradients do not predict the model: gradients are probably masked, and robust accuracy is "
-    "overstated; run lipforge audit, with a surrogate for whatever hides the gradient"
+    "have gradients that do not predict the model, yet count as robust: gradients are probably masked, and robust "
+    "accuracy is overstated; run lipforge audit, with a surrogate for whatever hides the gradient"
 )
 SQUARE = (
     "were broken by Square, which uses no gradients, after the gradient attacks: gradients are probably masked; run it "
