@@ -95,7 +95,7 @@ def evaluate(
         **setting_of(experiment, attack, threat, seed),
         **found,
         unreliable=bool(doubts),
-        stages=merge_stages(shards),
+        stages=shard_stages(shards),
         early_stopped=len(joined(shards, "early_stopped")),
         interval_method=interval,
         data_digest=experiment.data_digest,
@@ -126,7 +126,7 @@ def attack_shard(
         **totals(parts),
         **{name: joined(parts, name) for name in ("outcome", "early_stopped")},
         "notes": [*to_builtins(output_notes(classifier, shard, attack, threat)), *joined(parts, "notes")],
-        "stages": to_builtins(merge_stages(parts)),
+        "stages": to_builtins(shard_stages(parts)),
     }
     return found, torch.cat(images)
 
@@ -235,9 +235,9 @@ def joined(parts: Sequence[Mapping[str, Any]], name: str) -> list[Any]:
     return [item for part in parts for item in part[name]]
 
 
-def merge_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
+def shard_stages(parts: Sequence[Mapping[str, Any]]) -> tuple[Stage, ...]:
     """One stage per attack over all parts, each a mapping with its number of `correct` images and its `stages`."""
-    return merged_stages([(int(part["correct"]), [Stage(**stage) for stage in part["stages"]]) for part in parts])
+    return merge_stages([(int(part["correct"]), [Stage(**stage) for stage in part["stages"]]) for part in parts])
 
 
 def has_images(task: Task, images: range, shard: Mapping[str, Any]) -> bool:
