@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lipforge.evaluation.robust import accuracies, merge_stages, totals
+from lipforge.evaluation.robust import accuracies, shard_stages, totals
 from lipforge.results import Note, RobustResult, Stage, SweepResult, SweepRow, merge_notes
 from lipforge.statistics import clopper_pearson
 
@@ -49,7 +49,7 @@ def test_a_shard_without_a_stage_enters_it_with_what_it_had_left():
     first = shard(["robust"] * 3 + ["apgd"] * 2, stage("clean", 5), stage("apgd", 3, 7), stage("square", 3, 9))
     broken = shard(["apgd"] * 4, stage("clean", 4), stage("apgd", 0, 6))
     unattacked = shard(["misclassified"] * 2)
-    assert merge_stages([broken, unattacked, first]) == (
+    assert shard_stages([broken, unattacked, first]) == (
         Stage("clean", 9, 2, 0, 1.0),
         Stage("apgd", 3, 13, 0, 1.0),
         Stage("square", 3, 9, 0, 0.5),
@@ -59,13 +59,13 @@ def test_a_shard_without_a_stage_enters_it_with_what_it_had_left():
 def test_a_stage_that_only_some_shards_have_keeps_its_place():
     plain = shard(["robust"] * 4, stage("clean", 4), stage("probe", 4), stage("escalate", 4))
     escalated = shard(["fab"] * 4, stage("clean", 4), stage("probe", 4), stage("fab", 1), stage("escalate", 0))
-    merged = merge_stages([plain, escalated])
+    merged = shard_stages([plain, escalated])
     assert [(one.attack, one.robust) for one in merged] == [("clean", 8), ("probe", 8), ("fab", 5), ("escalate", 4)]
 
 
 def test_an_attack_that_a_cascade_holds_twice_keeps_both_stages():
     one = shard(["robust"], stage("clean", 3), stage("pgd", 2), stage("pgd", 1))
-    assert [stage.robust for stage in merge_stages([one, one])] == [6, 4, 2]
+    assert [stage.robust for stage in shard_stages([one, one])] == [6, 4, 2]
 
 
 def test_notes_that_count_images_are_added_up_and_others_kept_once():
