@@ -201,4 +201,39 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory():
 
 
 def test_no_image_at_all_is_computed_once():
-    assert in_batches(lambda rows: (rows.start, rows.stop), 0, "attack") == [(0, 0)]
+    assert in_batches(lambda rows: (rows.start, rows.stop), torch.zeros(0, 3, 4, 4), "attack") == [(0, 0)]
+
+
+def test_a_forward_pass_that_does_not_fit_beside_its_attack_halves_the_attack():
+    """What an attack holds may leave no room for even one image; half as many images in the attack leave some."""
+    held = [0]
+
+    def passed(rows: slice) -> int:
+        if held[0] > 4:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return rows.stop - rows.start
+
+    def attacked(rows: slice) -> int:
+        held[0] = rows.stop - rows.start
+        return sum(in_batches(passed, X[rows], "forward"))
+
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert in_batches(attacked, X[:16], "attack") == [4] * 4
+    assert set(memory._most.values()) == {4}, "and forward passes are not held to single images"
+
+
+def test_images_of_another_shape_and_a_short_last_batch_have_limits_of_their_own():
+    sizes = []
+
+    def fits(most: int):
+        def compute(rows: slice) -> None:
+            if rows.stop - rows.start > most:
+                raise MemoryError
+            sizes.append(rows.stop - rows.start)
+
+        return compute
+
+    with pytest.warns(UserWarning, match="out of memory"):
+        in_batches(fits(2), torch.zeros(8, 3, 9, 9), "attack")
+    in_batches(fits(8), torch.zeros(8, 3, 8, 8), "attack")
+    assert sizes == [2, 2, 2, 2, 8]

@@ -8,7 +8,9 @@ from importlib import import_module
 from typing import Any
 
 NO_MEMORY = re.compile(
-    r"not enough memory|allocate memory|out of memory|could not create a primitive|failed to map segment", re.IGNORECASE
+    r"not enough memory|allocate memory|out of memory|_ALLOC_FAILED|could not create a primitive(?! descriptor)"
+    r"|failed to map segment",
+    re.IGNORECASE,
 )
 
 
@@ -102,8 +104,8 @@ def first_line(error: Exception) -> str:
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether memory ran out, in the words of Python, of torch's allocators, of oneDNN and of the dynamic linker; an
-    error may have come from one that says so.
+    """Whether memory ran out, in the words of Python, torch, cuBLAS, oneDNN and the dynamic linker; an error
+    may have come from one that says so.
 
     >>> lacks_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4000 bytes"))
     True

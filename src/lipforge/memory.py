@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Literal, TypeVar
 
 import torch
+from torch import Tensor
 
 from lipforge.errors import MemoryLimitError, first_line, lacks_memory
 from lipforge.logs import logger, warn
@@ -13,26 +14,30 @@ T = TypeVar("T")
 Kind = Literal["attack", "forward"]
 """What needs the memory: an attack, with its gradients, or forward passes alone, which take far less."""
 
-_most: dict[Kind, int] = {}  # images at once, where more have not fit: for the rest of this process
+_most: dict[tuple[Kind, torch.Size, torch.device], int] = {}
+"""How many images of a shape fit on a device at once, where more did not: for the rest of this process."""
 
 
-def in_batches(compute: Callable[[slice], T], count: int, kind: Kind) -> list[T]:
-    """What `compute` makes of `count` images in order, given by their rows: of all at once if they fit into memory.
+def in_batches(compute: Callable[[slice], T], x: Tensor, kind: Kind) -> list[T]:
+    """What `compute` makes of the images `x` in order, given by their rows: of all at once if they fit into memory.
 
     Where they do not, it gets half of them, and so on down to a single image, which is a `MemoryLimitError`. The
-    smaller size stays for the rest of this process, so `compute` must not depend on which images come together.
+    smaller size stays for images of this shape, so `compute` must not depend on which images come together.
     """
+    key, count = (kind, x.shape[1:], x.device), len(x)
     found: list[T] = []
-    first = 0
+    first, most = 0, min(_most.get(key, count), count)
     while first < count or not found:
-        rows = slice(first, min(first + _most.get(kind, count), count))
-        size, reason = rows.stop - first, ""
+        rows, reason = slice(first, min(first + most, count)), ""
+        size = rows.stop - first
         try:
             found.append(compute(rows))
         except Exception as error:  # each allocator, and each tool that an attack comes from, has its own
-            if isinstance(error, MemoryLimitError) or not lacks_memory(error):
+            if not lacks_memory(error):
                 raise
             reason = first_line(error)
+            if size < 2 and isinstance(error, MemoryLimitError):  # of a forward pass inside an attack
+                raise
             if size < 2:
                 raise MemoryLimitError(
                     f"out of memory even with one image at a time ({reason}); finished shards of a run are saved. "
@@ -40,20 +45,27 @@ def in_batches(compute: Callable[[slice], T], count: int, kind: Kind) -> list[T]
                 ) from error
         # Only here, after the handler, is the error gone, whose traceback keeps the tensors of the failed batch.
         if reason:
-            _shrink(kind, size, reason)
+            _shrink(key, size, reason, lasting=size == most)
+            most = size // 2
         else:
             first = rows.stop
     return found
 
 
-def _shrink(kind: Kind, size: int, reason: str) -> None:
-    """Halve the batches from now on; the user is told once, the log each time."""
+def _shrink(key: tuple[Kind, torch.Size, torch.device], size: int, reason: str, *, lasting: bool) -> None:
+    """Say that batches are halved, to the user once, to the log each time; for good unless it was the short last one.
+
+    A forward pass inside an attack may not have fit for what the attack itself had: it starts anew."""
     text = f"out of memory with batches of {size} images ({reason}); going on with batches of {size // 2}"
     if _most:
         logger.info(text)
     else:
         warn(f"{text}, and smaller ones where needed. No image is lost")
-    _most[kind] = size // 2
+    kind, shape, device = key
+    if kind == "attack":
+        _most.pop(("forward", shape, device), None)
+    if lasting:
+        _most[key] = size // 2
     _free_cache()
 
 

@@ -147,13 +147,11 @@ def test_an_image_far_from_the_boundary_costs_what_the_page_says():
     checks = torch.where(torch.arange(40) < 32, 2, 0)  # of the model
     announced = result.forwards - checks - 25  # on the way to one far point, or to two
     walk = 2 + 6 + 5 * 11  # to a far point and back, and five steps
-    assert announced[probed].min() >= 2 + 301
+    assert announced[probed].min() >= 12 + 301
     assert announced[probed].max() <= 24 + 301 + walk
     assert 24 < announced[walked & ~probed].max() <= 24 + walk
-    rest = announced[~walked & ~probed]
-    assert rest.min() >= 2
-    assert 4 <= rest.median() <= 7, "an honest net is cleared long before the last bisection"
-    assert rest.max() <= 26, "two more where a walk found no far point of another class"
+    # Two more where a walk found no far point of another class.
+    assert {12} < set(announced[~walked & ~probed].tolist()) <= {12, 24, 26}
     assert set(result.backwards.tolist()) == {21, 21 + 5}
 
 
@@ -182,6 +180,19 @@ def test_a_class_that_only_looks_far_away_is_found():
     assert fast().run(steepening, x, y, threat=THREAT).broken.all()
 
 
+def flat_and_spiked(x):
+    """Class 1 is honest and out of reach; class 2 is exactly flat at the image, with a spike inside the ball."""
+    rise = (x.mean(dim=(1, 2, 3)) - 0.5) / THREAT.eps
+    spike = 2.0 - 20.0 * (rise - 0.6).abs()
+    return torch.stack([torch.zeros_like(rise), -0.5 * rise - 1.0, spike.clamp_min(-1.5)], dim=1)
+
+
+def test_a_class_without_a_gradient_makes_an_image_suspicious():
+    x, y = torch.full((8, 3, 4, 4), 0.5, dtype=torch.float64), torch.zeros(8, dtype=torch.int64)
+    result = fast().run(flat_and_spiked, x, y, threat=THREAT)
+    assert {note.kind for note in result.notes} >= {"zero_gradient", "escalated"}
+
+
 def test_where_gradients_are_masked_all_classes_are_aimed_at():
     model = Rounding().eval()
     x, _ = small_images(small_net(), 6)
@@ -204,7 +215,7 @@ def test_an_honest_model_is_probed_and_not_escalated():
     assert names == ["clean", "apgd:steps=5,loss=margin", "probe", "boundary:steps=5,bisections=6"]
     assert result.notes == ()
     before, walk = (sum(stage.forwards for stage in part) for part in (result.stages[:-1], result.stages[-1:]))
-    assert 2 * 10 <= before - 10 * (1 + 6 + 10 + 21) <= 12 * 10, "the margin announces a change of class early"
+    assert before - 10 * (1 + 6 + 10 + 21) in range(12 * 10, 24 * 10 + 1, 12)
     assert 10 * 8 <= walk <= 10 * (2 + 6 + 5 * 11)
     assert set(result.backwards.tolist()) <= {5 + 2, 5 + 2 + 5}
 
@@ -265,10 +276,10 @@ def test_an_attack_on_images_that_broke_on_the_copy_leaves_the_rest_alone():
     state = AttackState(Prepared(model, lambda images: 2 * model(images)), x, y, threat=THREAT, seed=0, sample_ids=y)
     state.clean_logits()
     folded, state.folded_only[2] = state.folded, True
-    assert attack_folded_only(state, PGD(steps=3)).tolist() == [False, False, True, False, False, False]
+    assert attack_folded_only(state, PGD(steps=3), PGD(steps=3)).tolist() == [False, False, True, False, False, False]
     assert state.forwards.tolist() == [1, 1, 1 + 4, 1, 1, 1]
     assert state.folded is folded
-    assert not attack_folded_only(state, PGD(steps=3)).any()
+    assert not attack_folded_only(state, PGD(steps=3), PGD(steps=3)).any()
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """The folded copy that attacks search on: what is folded, what is left alone, and that only the model decides."""
 
-import time
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -19,7 +17,7 @@ from lipforge.attacks import (
     fast,
     prepare,
 )
-from lipforge.attacks.folding import Laid, Rounded, direct_pairs, fold_, folded_copy
+from lipforge.attacks.folding import Laid, direct_pairs, fold_, folded_copy
 from lipforge.attacks.queries import is_misclassified
 from lipforge.data import load_data
 from lipforge.errors import InputError, ModelError
@@ -327,27 +325,13 @@ def test_fast_folds_unless_told_not_to():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"precision": "int8"}, "one of float32, bfloat16, float16, auto"),
+        ({"precision": "int8"}, "one of float32, bfloat16, float16"),
         ({"precision": "float16", "fold": False}, "leave"),
     ],
 )
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(InputError, match=message):
         autoattack(**settings)
-
-
-@pytest.mark.parametrize("slow_in_bfloat16", [True, False])
-def test_auto_is_bfloat16_where_that_is_faster(slow_in_bfloat16):
-    net = small_net()
-    x, _ = small_images(net, 4)
-
-    def model(images):
-        if torch.is_autocast_enabled("cpu") == slow_in_bfloat16:
-            time.sleep(0.02)
-        return net(images)
-
-    folded = prepare(model, x, precision="auto").folded
-    assert folded is model if slow_in_bfloat16 else folded == Rounded(model, "bfloat16")
 
 
 def test_what_breaks_in_half_precision_only_is_searched_for_in_full_precision():

@@ -88,7 +88,7 @@ class Attack(Protocol):
                 state.notes += [*square_notes(state.stages, len(state.x)), *gradient_notes(state)]
             return state.result(self.name)
 
-        return merged_results(in_batches(attacked, len(x), "attack"))
+        return merged_results(in_batches(attacked, x, "attack"))
 
     def __call__(
         self,

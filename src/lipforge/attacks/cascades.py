@@ -21,7 +21,7 @@ from lipforge.attacks.base import Attack, Cascade, check_least, spelled
 from lipforge.attacks.boundary import Boundary
 from lipforge.attacks.checks import PROBE, class_notes, model_notes
 from lipforge.attacks.fab import FAB
-from lipforge.attacks.folding import Precision, Rounded, check_precision, prepare
+from lipforge.attacks.folding import Autocast, Precision, check_precision, prepare
 from lipforge.attacks.losses import margin, nearest_boundaries, runner_up, targeted_margin_loss
 from lipforge.attacks.masking import masked_gradients
 from lipforge.attacks.minimum import FMN
@@ -74,7 +74,7 @@ class _Folding(Attack):
             state.fold(self.precision)
         cascade = self.cascade(classes, state.threat.norm)
         cascade.attack(state)
-        attack_folded_only(state, cascade)
+        attack_folded_only(state, cascade, cascade)
         if self.version not in ("fast", "rand"):  # fast has looked already
             state.masked = masked_gradients(state).any
 
@@ -201,21 +201,26 @@ class Nearest(Attack):
         if len(state.robust()) == 0:
             return
         masked, schedule = masked_gradients(state).any, Schedule(self.steps, rho=0.75)
-        classes, distance, gradients = nearest_boundaries(state, keep=self.targets)
-        for number in range(min(self.targets, classes.shape[1])):
-            goal = toward(state, targeted_margin_loss, classes[:, number])
-            worth = masked | (distance[:, number] < self.within * state.eps)
+        near = nearest_boundaries(state)
+        for number in range(min(self.targets, near.classes.shape[1])):
+            goal = toward(state, targeted_margin_loss, near.classes[:, number])
+            worth = masked | (near.distance[:, number] < self.within * state.eps)
             at = (~worth & ~state.broken).nonzero().squeeze(1)
             if len(at):
-                worth[at] = _distance_by_step(state, at, goal, gradients[at, number]) < self.within * state.eps
+                if number < near.values.shape[1]:
+                    before, gradient = near.values[at, number], near.gradients[at, number]
+                else:
+                    gradient, before, _ = state.gradient(state.x[at], at, goal)
+                worth[at] = _distance_by_step(state, at, goal, before, gradient) < self.within * state.eps
             with state.only(worth.nonzero().squeeze(1)):
                 climb(state, goal, schedule, stream="nearest", counter=number)
 
 
-def _distance_by_step(state: AttackState, at: Tensor, goal: Goal, gradient: Tensor) -> Tensor:
+def _distance_by_step(state: AttackState, at: Tensor, goal: Goal, before: Tensor, gradient: Tensor) -> Tensor:
     """How far (M,) the goal's boundary looks from clean images by what a step of length eps along its gradient changes:
     nearer than the gradient alone says where the model gets steeper. The step may break an image, too."""
-    x, before = state.x[at], goal(state.clean_logits()[at], at)
+    state.note_zeros(at, gradient)
+    x = state.x[at]
     moved = state.norm.project(x + state.norm.steepest_step(gradient, state.eps), x, state.eps)
     logits = state.logits(moved, at)
     state.record(moved, at, logits)
@@ -319,7 +324,8 @@ class Escalate(Attack):
         self._walk(state)
         suspicious = state.zero_gradient | (by_gradient >= clean) | lower
         state.masked = found.any | suspicious
-        attack_folded_only(state, Cascade(standard_attacks(state.clean_logits().shape[1], state.threat.norm)))
+        standard = standard_attacks(state.clean_logits().shape[1], state.threat.norm)
+        attack_folded_only(state, Cascade(standard), Cascade(gradient_attacks()))
         for attack, images in ((SMOOTHED, found.too_much), (BLACK_BOX, suspicious)):
             at = (images & ~state.broken).nonzero().squeeze(1)
             if len(at):
@@ -349,15 +355,15 @@ def _sample(state: AttackState, every: int, *, stream: str) -> Tensor:
     return (drawn < 1 / every).nonzero().squeeze(1)
 
 
-def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:
+def attack_folded_only(state: AttackState, attack: Attack, half: Attack) -> Tensor:
     """Attack the robust images that broke on the folded copy only once more: which (N,) they were.
 
-    A copy in half precision is often wrong, so the gradient attacks of `fast` search on the same copy in full precision
-    first. What broke on a copy in full precision only is attacked on the model itself, by `attack`.
+    A copy in half precision is often wrong, so `half` searches on the same copy in full precision first. What broke on
+    a copy in full precision only is attacked on the model itself, by `attack`.
     """
     folded, searches = state.folded, [("folded_copy_only", "on the model's folded copy", state.model, attack)]
-    if isinstance(folded, Rounded):
-        searches.insert(0, ("half_precision_only", "in half precision", folded.classifier, Cascade(gradient_attacks())))
+    if isinstance(folded, Autocast):
+        searches.insert(0, ("half_precision_only", "in half precision", folded.classifier, half))
     every = torch.zeros_like(state.broken)
     for kind, where, classifier, search in searches:
         folded_only = state.folded_only & ~state.broken & (folded is not state.model)
@@ -365,7 +371,7 @@ def attack_folded_only(state: AttackState, attack: Attack) -> Tensor:
         if len(at) == 0:
             break
         state.notes.append(Note(kind, f"broke only {where} and were attacked once more", len(at), len(state.x)))
-        every, state.folded = every | folded_only, classifier
+        every, state.folded, state.nearest = every | folded_only, classifier, None
         state.early_stopped[at] = state.folded_only[at] = False
         with state.only(at):
             search.attack(state)

@@ -6,8 +6,6 @@ a success counts only if the original is fooled.
 """
 
 import copy
-import math
-import time
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +21,7 @@ from lipforge.outputs import logits_in
 from lipforge.recording import record, storage
 from lipforge.types import Classifier
 
-Precision = Literal["float32", "bfloat16", "float16", "auto"]
+Precision = Literal["float32", "bfloat16", "float16"]
 
 CONVS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -41,9 +39,6 @@ A model that jumps, as a step mask does, turns rounding at the jump into more th
 image in 32 moves by 0.001 when nothing but the memory layout changes.
 """
 
-PAYS = 0.8
-"""What share of float32's time bfloat16 may take to be worth its coarser search."""
-
 
 def prepare(model: Classifier, images: Tensor, *, precision: Precision = "float32") -> Prepared:
     """`model` with a folded copy, checked on the first CHECKED `images` (N, C, H, W); attacks take it like any model.
@@ -51,8 +46,7 @@ def prepare(model: Classifier, images: Tensor, *, precision: Precision = "float3
     Modules in eval mode that can be copied are folded. Where the copy does not agree with the model within rounding,
     and for any other callable, the model is its own folded copy. With `precision` "bfloat16" or "float16" the copy also
     runs under autocast, which rounds more coarsely and is not checked; what it finds still has to fool the original, in
-    the images' own precision. "auto" is bfloat16 where that is measured to be faster on this machine. A folded copy is
-    a snapshot: prepare again after changing the model.
+    the images' own precision. A folded copy is a snapshot: prepare again after changing the model.
     """
     check_precision(precision)
     folded, _ = folded_copy(model, images, precision)
@@ -80,8 +74,8 @@ def folded_copy(model: Classifier, images: Tensor, precision: Precision) -> tupl
             laid = Laid(folded, layout)
             passes += 1
             if _agrees(laid, images, expected):
-                return _rounded(laid, precision, images), passes
-    return _rounded(model, precision, images), passes
+                return _rounded(laid, precision), passes
+    return _rounded(model, precision), passes
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ class Laid:
 
 
 @dataclass(frozen=True)
-class Rounded:
+class Autocast:
     """The classifier under autocast to that precision; its logits come back in the dtype of the images."""
 
     classifier: Classifier
@@ -107,26 +101,8 @@ class Rounded:
             return logits_in(self.classifier(x)).to(x.dtype)
 
 
-def _rounded(classifier: Classifier, precision: Precision, images: Tensor) -> Classifier:
-    if precision == "auto":
-        precision = "bfloat16" if len(images) and _pays(classifier, images) else "float32"
-    return classifier if precision == "float32" else Rounded(classifier, precision)
-
-
-def _pays(classifier: Classifier, images: Tensor) -> bool:
-    """Whether bfloat16 takes less than PAYS of float32's time, forward and backward, the best of three each."""
-    both: tuple[Classifier, Classifier] = (classifier, Rounded(classifier, "bfloat16"))
-    best = [math.inf, math.inf]
-    for _ in range(3):
-        for number, each in enumerate(both):
-            started, x = time.perf_counter(), images.clone().requires_grad_()
-            with torch.enable_grad():
-                logits = logits_in(each(x))
-                if not logits.requires_grad:
-                    return False
-                torch.autograd.grad(logits.sum(), x)[0].sum().item()  # a number, which waits for a GPU
-            best[number] = min(best[number], time.perf_counter() - started)
-    return best[1] < PAYS * best[0]
+def _rounded(classifier: Classifier, precision: Precision) -> Classifier:
+    return classifier if precision == "float32" else Autocast(classifier, precision)
 
 
 @torch.no_grad()

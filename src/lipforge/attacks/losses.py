@@ -98,36 +98,45 @@ def targets_by_distance(state: "AttackState", count: int) -> list[Tensor]:
 
 
 class Boundaries(NamedTuple):
-    """Classes (N, K), those with the nearest boundaries first, how far (N, K) these look from the clean image, and the
-    gradients (N, `keep`, C, H, W) of z_t - z_y there for the nearest."""
+    """Classes (N, K), those with the nearest boundaries first, how far (N, K) these look from the clean image, and for
+    the nearest two z_t - z_y (N, 2) there and its gradients (N, 2, C, H, W)."""
 
     classes: Tensor
     distance: Tensor
+    values: Tensor
     gradients: Tensor
 
 
-def nearest_boundaries(state: "AttackState", *, keep: int = 0) -> Boundaries:
+def nearest_boundaries(state: "AttackState") -> Boundaries:
     """The boundaries of the CANDIDATES classes with the highest clean logits.
 
     The distance is the difference of two logits over the dual norm of its gradient: exact on a linear model. It costs
     one forward per image and one backward per candidate, once per state; images already broken have none.
     """
-    if state.nearest is None or state.nearest.gradients.shape[1] < min(keep, state.nearest.classes.shape[1]):
+    if state.nearest is None:
         classes = torch.stack(targets_by_rank(state, CANDIDATES), dim=1)
+        kept, at = min(2, classes.shape[1]), state.attackable()
         distance = torch.full_like(classes, torch.inf, dtype=state.x.dtype)
-        at, shape = state.attackable(), state.x.shape[1:]
+        values, gradients = distance[:, :kept].clone(), state.x.new_zeros(len(classes), kept, *state.x.shape[1:])
+        looks, near = [], [[distance[at, 0], values[at, 0], gradients[at, 0]] for _ in range(kept)]
         _, found = differences(state, state.x[at], at, classes[at])
-        looks, gradients = [], []
         for value, gradient in found:
-            looks.append(value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12))
-            gradients += [gradient] if keep else []
-        distance[at], order = torch.stack(looks, dim=1).to(distance).sort(dim=1, stable=True)
+            looks.append((value.abs() / state.norm.dual_size(gradient).clamp_min(1e-12)).to(distance))
+            new: list[Tensor] = [looks[-1], value, gradient]
+            for slot, old in enumerate(near):  # all gradients at once would take too much memory
+                nearer = new[0] < old[0]
+                near[slot], new = _chosen(nearer, new, old), _chosen(nearer, old, new)
+        distance[at], order = torch.stack(looks, dim=1).sort(dim=1, stable=True)
         classes[at] = classes[at].gather(1, order)
-        kept = state.x.new_zeros(len(classes), min(keep, classes.shape[1]), *shape)
-        if keep:
-            kept[at] = torch.stack(gradients, dim=1)[torch.arange(len(at), device=at.device)[:, None], order[:, :keep]]
-        state.nearest = Boundaries(classes, distance, kept)
+        for slot, (_, value, gradient) in enumerate(near):
+            values[at, slot], gradients[at, slot] = value.to(values), gradient.to(gradients)
+        state.nearest = Boundaries(classes, distance, values, gradients)
     return state.nearest
+
+
+def _chosen(rows: Tensor, yes: list[Tensor], no: list[Tensor]) -> list[Tensor]:
+    """Of each pair of tensors the rows of the first where `rows` (M,) is true, and of the second elsewhere."""
+    return [torch.where(rows.reshape(-1, *[1] * (a.ndim - 1)), a, b) for a, b in zip(yes, no, strict=True)]
 
 
 def differences(

@@ -141,7 +141,7 @@ def refine(
     def refined(rows: slice) -> Refined:
         return _refined(classifier, points[rows], x[rows], y[rows], ids[rows], threat, steps)
 
-    parts = in_batches(refined, len(x), "attack")
+    parts = in_batches(refined, x, "attack")
     at, value, stuck = (torch.cat(each) for each in zip(*(part[:3] for part in parts), strict=True))
     return Refined(at, value, stuck, parts[0].forwards, parts[0].backwards)
 

@@ -60,7 +60,7 @@ def forward(model: Classifier, x: Tensor) -> Tensor:
     def passed(rows: slice) -> Tensor:
         return logits_in(model(x[rows]), rows=rows.stop - rows.start)
 
-    parts = in_batches(passed, len(x), "forward")
+    parts = in_batches(passed, x, "forward")
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 

@@ -208,8 +208,12 @@ class AttackState:
         if noise:
             logits = self.logits(x_adv, at)
             slope = Slope(slope.gradient, goal(logits, at), logits)
-        self.zero_gradient[at] |= slope.gradient.abs().flatten(1).amax(dim=1) == 0
+        self.note_zeros(at, slope.gradient)
         return slope
+
+    def note_zeros(self, at: Tensor, gradient: Tensor) -> None:
+        """Remember for which images the whole gradient is exactly 0."""
+        self.zero_gradient[at] |= gradient.abs().flatten(1).amax(dim=1) == 0
 
     def record(self, x_adv: Tensor, at: Tensor, logits: Tensor) -> Tensor:
         """Which of these images (M,) are still robust; the others are kept as they are here and leave.

@@ -157,7 +157,7 @@ class AttackedSide:
             x, y, ids = (part[rows] for part in shard)
             return masked_images(view, x, y, threat=self.threat, seed=0, sample_ids=ids)
 
-        return torch.cat(in_batches(masked, len(shard.x), "attack"))
+        return torch.cat(in_batches(masked, shard.x, "attack"))
 
     def correct(self, images: Tensor) -> list[bool]:
         """Which images (N,) the side's classifier puts into the true class."""

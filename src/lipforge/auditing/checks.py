@@ -110,7 +110,7 @@ def _gradient(classifier: Classifier, x: Tensor, y: Tensor, loss: Callable[[Tens
         with torch.enable_grad():
             return torch.autograd.grad(loss(logits_in(classifier(point)), y[rows]).sum(), point)[0]
 
-    return torch.cat(in_batches(slope, len(x), "attack"))
+    return torch.cat(in_batches(slope, x, "attack"))
 
 
 def checklist(measured: Mapping[str, Any], non_adaptive: Sequence[bool], transfer: Sequence[bool]) -> tuple[Check, ...]:

@@ -35,12 +35,14 @@ def parse_batch_size(value: int | str) -> BatchSize:
 
 
 def chosen_size(experiment: Experiment, classifier: Classifier, most: int | None = None) -> int:
-    """The fastest batch size, at most `most` and a rank's share of the images; a run keeps the one it found first."""
+    """The fastest batch size, at most `most` and a quarter of a rank's share of the images, so that a rank has several
+    shards; a run keeps the one it found first."""
     rank = own_rank()
 
     def measured() -> dict[str, Any]:
         count = len(experiment.data)
-        x, share = experiment.read(range(min(SMALLEST, count))).x, -(-count // rank.count)
+        x, own = experiment.read(range(min(SMALLEST, count))).x, -(-count // rank.count)
+        share = min(own, max(SMALLEST, -(-own // 4)))
         size, speeds = fastest_size(classifier, x, share if most is None else min(most, share))
         logger.info("batch size %d; images per second by batch size: %s", size, speeds)
         return {"batch_size": size, "images_per_second": {str(each): speed for each, speed in speeds.items()}}
