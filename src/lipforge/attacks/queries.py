@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from lipforge.batching import check_eval, check_images
-from lipforge.errors import InputError, ModelError
+from lipforge.errors import InputError, LipforgeError, ModelError, first_line, lacks_memory
 from lipforge.memory import in_batches
 from lipforge.outputs import logits_in
 from lipforge.sources import is_whole
@@ -55,10 +55,18 @@ def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None, *, whole:
 
 @torch.no_grad()
 def forward(model: Classifier, x: Tensor) -> Tensor:
-    """The model's logits (N, K) without gradients, in smaller batches where memory runs out."""
+    """The model's logits (N, K) without gradients, in smaller batches where memory runs out. What the model itself
+    raises, because its images should have another size, for example, is a `ModelError`."""
 
     def passed(rows: slice) -> Tensor:
-        return logits_in(model(x[rows]), rows=rows.stop - rows.start)
+        try:
+            output = model(x[rows])
+        except Exception as error:
+            if isinstance(error, LipforgeError) or lacks_memory(error):
+                raise
+            about = f"{type(error).__name__}: {first_line(error)}"
+            raise ModelError(f"the model fails on images of the shape {tuple(x.shape[1:])}: {about}") from error
+        return logits_in(output, rows=rows.stop - rows.start)
 
     parts = in_batches(passed, x, "forward")
     return parts[0] if len(parts) == 1 else torch.cat(parts)

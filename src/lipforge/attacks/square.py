@@ -42,7 +42,7 @@ class Square(Attack):
     def __post_init__(self) -> None:
         check_least(self, 1, "queries", "restarts", "candidates")
         if DRAWN_AT_ONCE % self.candidates:
-            raise InputError(f"candidates must divide {DRAWN_AT_ONCE}, got {self.candidates}; use 1, 2, 4, 8 or more")
+            raise InputError(f"candidates must divide {DRAWN_AT_ONCE}, got {self.candidates}: 1, 2, 4, ... or 64")
         if not 0 < self.p_init <= 1:
             raise InputError(f"p_init must lie in (0, 1], got {self.p_init}")
 
