@@ -104,7 +104,8 @@ def test_only_what_differs_from_the_default_is_spelled():
     ("text", "message"),
     [
         ("gdp", "one of fgsm, pgd, .*, got 'gdp'"),
-        ("pgd:stesp=3", "settings of pgd are steps, restarts, step_size, random_start, loss"),
+        ("autoattak", "got 'autoattak' in 'autoattak'; did you mean 'autoattack'"),
+        ("pgd:stesp=3", "settings of pgd are steps, restarts, step_size, random_start, loss.*; did you mean 'steps'"),
         ("pgd:steps", "as key=value; got 'steps'"),
         ("pgd:steps=1.5", "steps in 'pgd:steps=1.5' must be a whole number"),
         ("pgd:random_start=maybe", "must be true or false"),

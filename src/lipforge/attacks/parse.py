@@ -16,7 +16,7 @@ from lipforge.attacks.minimum import DDN, FMN
 from lipforge.attacks.pgd import FGSM, PGD
 from lipforge.attacks.rays import RayS
 from lipforge.attacks.square import Square
-from lipforge.errors import InputError
+from lipforge.errors import InputError, suggest
 from lipforge.types import parse_number
 
 KINDS: tuple[type[Any], ...] = (
@@ -99,8 +99,8 @@ def attack_text(attack: Attack) -> str:
 
 
 def _renamed(name: str, known: Mapping[str, Any]) -> str:
-    """What to add to an error about an old name."""
-    return f"; {name} is called {RENAMED[name]} now" if RENAMED.get(name) in known else ""
+    """What to add to an error about an old name, or a misspelt one."""
+    return f"; {name} is called {RENAMED[name]} now" if RENAMED.get(name) in known else suggest(name, known)
 
 
 def _read(value: str, default: Any, name: str) -> Any:
