@@ -98,7 +98,7 @@ def test_a_run_keeps_all_options_of_the_command_wherever_they_come_from(run, wri
     config = session["config"]
     expected = {"model": f"{model_file}:build", "data": "cifar10-sample", "limit": 3, "attack": ["fgsm"], "seed": 5}
     assert {key: config[key] for key in expected} == expected
-    assert (config["eps"], config["batch-size"], config["no-weights"]) == ("4/255", 100, False)
+    assert (config["eps"], config["batch-size"], config["no-weights"]) == ("4/255", "100", False)
     assert "recipe" not in config
 
 

@@ -78,7 +78,7 @@ def test_the_help_shows_a_panel_for_each_group():
 @pytest.mark.parametrize(
     ("made", "option", "default"),
     [
-        (evaluate, "batch_size", EVALUATE_BATCH),
+        (evaluate, "batch_size", str(EVALUATE_BATCH)),
         (evaluate, "probe", PROBE),
         (certify, "batch_size", CERTIFY_BATCH),
         (forge, "batch_size", BATCH_SIZE),

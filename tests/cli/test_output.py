@@ -50,10 +50,14 @@ def test_wrong_use_and_bad_input_are_objects_too(run, arguments, kind, message):
     assert without.out == ""
 
 
-def test_a_bug_and_an_interrupt_are_objects_too(run, tmp_path):
-    (tmp_path / "broken.py").write_text("def build():\n    return {}['width']\n")
+def test_a_bug_and_an_interrupt_are_objects_too(run, tmp_path, monkeypatch):
+    def broken(spec):
+        raise KeyError("width")
+
     (tmp_path / "stopped.py").write_text("def build():\n    raise KeyboardInterrupt\n")
-    bug, stopped = (run("sites", f"{name}.py:build", "--json") for name in ("broken", "stopped"))
+    stopped = run("sites", "stopped.py:build", "--json")
+    monkeypatch.setattr("lipforge.models.load.is_architecture", broken)
+    bug = run("sites", "resnet20", "--json")
     assert (bug.code, error_of(bug)) == (70, {"message": "'width'", "exit_code": 70, "type": "KeyError"})
     assert (stopped.code, error_of(stopped)["exit_code"]) == (130, 130)
     assert stopped.err.startswith("Interrupted.")
