@@ -210,7 +210,7 @@ def test_the_models_own_error_is_the_one_that_shows():
                 raise RuntimeError("one image at a time")
             return super().forward(x)
 
-    with pytest.raises(RuntimeError, match="one image at a time"):
+    with pytest.raises(ModelError, match="RuntimeError: one image at a time"):
         prepare(seeded(Small), images(6, size=6))
 
 
