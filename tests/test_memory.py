@@ -222,7 +222,7 @@ def test_a_forward_pass_that_does_not_fit_beside_its_attack_halves_the_attack():
     assert set(memory._most.values()) == {4}, "and forward passes are not held to single images"
 
 
-def test_images_of_another_shape_and_a_short_last_batch_have_limits_of_their_own():
+def test_a_smaller_size_is_kept_for_images_of_this_shape_alone():
     sizes = []
 
     def fits(most: int):
@@ -237,3 +237,21 @@ def test_images_of_another_shape_and_a_short_last_batch_have_limits_of_their_own
         in_batches(fits(2), torch.zeros(8, 3, 9, 9), "attack")
     in_batches(fits(8), torch.zeros(8, 3, 8, 8), "attack")
     assert sizes == [2, 2, 2, 2, 8]
+
+
+def test_a_short_last_batch_that_fails_once_makes_later_batches_no_smaller():
+    images, done, failed = torch.zeros(10, 3, 9, 9), list[int](), list[int]()
+
+    def compute(rows: slice) -> int:
+        size = rows.stop - rows.start
+        if size == 10 or (size == 2 and 5 in done and not failed):
+            failed.append(size)
+            raise MemoryError
+        done.append(size)
+        return size
+
+    with pytest.warns(UserWarning, match="out of memory"):
+        assert in_batches(compute, images, "attack") == [5, 5]
+    failed.clear()
+    assert in_batches(compute, images[:7], "attack") == [5, 1, 1]
+    assert in_batches(compute, images, "attack") == [5, 5]
