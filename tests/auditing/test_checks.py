@@ -28,7 +28,7 @@ def test_square_alone_must_break_nothing():
     assert checks.white_box([NO, YES], [YES, YES]).passed
     failed = checks.white_box([YES, YES], [YES, NO])
     assert failed.passed is False
-    assert "square alone breaks 1" in failed.evidence
+    assert "square breaks 1 of these" in failed.evidence
 
 
 def test_pgd_must_leave_no_more_than_fgsm():
@@ -199,10 +199,11 @@ def flat(x):
     return line(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
 
 
-def measured(classifier, threat):
+def measured(classifier, threat, left=None):
     x = torch.stack([torch.full((1, 4, 4), 0.5 + level) for level in (0.05, 0.15, 0.45, -0.1)])
     y = torch.zeros(4, dtype=torch.int64)
-    return checks.measure(pair_of(line, classifier), Shard(x, y, torch.arange(4)), threat=threat, plan=PLAN)
+    shard = Shard(x, y, torch.arange(4))
+    return checks.measure(pair_of(line, classifier), shard, left=left or [True] * 4, threat=threat, plan=PLAN)
 
 
 def test_on_a_line_robust_is_what_lies_further_than_eps():
@@ -220,6 +221,15 @@ def test_on_a_line_the_gradient_beats_every_random_direction_and_is_never_zero()
     assert found["zero_gradients"] == [0, 0, 64]
 
 
+def test_square_looks_at_the_images_that_the_non_adaptive_attack_leaves():
+    def found(*left):
+        return measured(line, Threat("linf", 0.1), left)["square"]
+
+    assert found(True, True, True, True) == [False, True, True, False]
+    assert found(True, True, False, False) == [False, True, True, True]
+    assert found(False, True, True, False) == found(False, False, False, False) == [True] * 4
+
+
 def test_a_gradient_of_zero_is_counted_and_beats_nothing():
     found = measured(flat, Threat("linf", 0.1))
     assert found["zero_gradients"] == [4, 64, 64]
@@ -233,7 +243,7 @@ def test_a_gradient_of_zero_is_counted_and_beats_nothing():
 def test_unknown_labels_and_nan_are_errors_in_the_checklist_too(classifier, label, error):
     shard = Shard(torch.full((1, 1, 4, 4), 0.6), torch.tensor([label]), torch.arange(1))
     with pytest.raises(error):
-        checks.measure(pair_of(line, classifier), shard, threat=Threat("linf", 0.1), plan=PLAN)
+        checks.measure(pair_of(line, classifier), shard, left=[True], threat=Threat("linf", 0.1), plan=PLAN)
 
 
 def test_the_weight_variant_is_measured_beside_base_and_candidate():

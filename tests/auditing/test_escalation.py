@@ -236,7 +236,7 @@ def escalating(monkeypatch):
 
     monkeypatch.setattr(escalation, "distilled", copied)
     x, y = small_images(net, 2)
-    further = Escalation(pair_of(net, candidate), lambda at: x[at], 2, Threat("linf", 1e-6), PLAN)
+    further = Escalation(lambda: pair_of(net, candidate), lambda at: x[at], 2, Threat("linf", 1e-6), PLAN)
     before = shard({"outcome": ["robust", "robust"]}, {"outcome": ["robust", "non-adaptive"]})
     first, full = (partial(each, Shard(x, y, torch.arange(2)), before, print) for each in (further.first, further.full))
     return first, full, made, (net, candidate)

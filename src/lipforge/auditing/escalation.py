@@ -72,11 +72,16 @@ def _masking_checks(
 
 def _gain_checks(shards: Sequence[Mapping[str, Any]], measured: Mapping[str, Any] | None) -> tuple[Check, ...]:
     """The checks of the list without which no gain is claimed: neither Square nor the base's images may break what the
-    non-adaptive attack on the candidate leaves, whatever breaks it later."""
-    outcome = joined([shard["candidate"] for shard in shards], "outcome")
-    left = [word not in (NON_ADAPTIVE, MISCLASSIFIED) for word in outcome]
+    non-adaptive attack on the candidate leaves."""
+    left = left_by_non_adaptive(shards)
     listed = () if measured is None else checks.masking(measured, left)
     return (*listed, checks.transferred(left, joined(shards, "transferred")))
+
+
+def left_by_non_adaptive(shards: Sequence[Mapping[str, Any]]) -> list[bool]:
+    """Which images the non-adaptive attack on the candidate leaves, whatever breaks them later."""
+    outcome = joined([shard["candidate"] for shard in shards], "outcome")
+    return [word not in (NON_ADAPTIVE, MISCLASSIFIED) for word in outcome]
 
 
 def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None = None) -> Check:
@@ -137,10 +142,17 @@ class Escalation:
 
     First gradients averaged over 16 noisy neighbours, gradients straight through every rounding, and gradients of a
     copy of the opposite side that was distilled on this side's outputs. Then AutoAttack with full Square, on the images
-    that decide: those that are robust on one side only.
+    that decide: those that are robust on one side only. `pair` is asked for when the first attack begins.
     """
 
-    def __init__(self, pair: Pair, images: Callable[[list[int]], Tensor], count: int, threat: Threat, plan: Plan):
+    def __init__(
+        self,
+        pair: Callable[[], Pair],
+        images: Callable[[list[int]], Tensor],
+        count: int,
+        threat: Threat,
+        plan: Plan,
+    ):
         self.pair, self.images, self.count, self.threat, self.plan = pair, images, count, threat, plan
         self.gained: frozenset[int] = frozenset()
         self._copies: dict[str, dict[str, Classifier]] = {}
@@ -151,7 +163,7 @@ class Escalation:
         chosen = {place for place, at in enumerate(shard.ids.tolist()) if at in self.gained}
         candidate = sides["candidate"]
         for stage, attack in self.plan.before_gain(self.threat).items():
-            candidate.attack(stage, candidate.side.classifier, attack, seed=self.plan.seed, only=chosen)
+            candidate.attack(stage, candidate.side.prepared, attack, seed=self.plan.seed, only=chosen)
         for name, side in sides.items():
             side.masked = dict(before[name]["masked"])  # these attacks ask for no gradients near the images
         summaries = {name: side.summary() for name, side in sides.items()}
@@ -161,7 +173,7 @@ class Escalation:
         """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
         started, sides = time.perf_counter(), self._sides(shard, before, watch)
         for name, side in sides.items():
-            side.attack(AVERAGED, side.side.classifier, AVERAGING, seed=self.plan.seed + 100)
+            side.attack(AVERAGED, side.side.prepared, AVERAGING, seed=self.plan.seed + 100)
             for stage, view in {**self._straight(name), **self._distilled(name)}.items():
                 side.attack(stage, view, self.plan.adaptive, seed=self.plan.seed + 101)
         return self._summaries(sides, started)
@@ -180,7 +192,8 @@ class Escalation:
         return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
 
     def _sides(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, AttackedSide]:
-        sides = {"base": self.pair.base, "candidate": self.pair.candidate}
+        pair = self.pair()
+        sides = {"base": pair.base, "candidate": pair.candidate}
         made = {name: AttackedSide(side, shard, self.threat, watch) for name, side in sides.items()}
         for name, side in made.items():
             side.outcome = list(before[name]["outcome"])
@@ -188,7 +201,8 @@ class Escalation:
 
     def _opposite(self, name: str) -> tuple[Classifier, Classifier]:
         """The side of that name and the one opposite it."""
-        base, candidate = self.pair.base.classifier, self.pair.candidate.classifier
+        pair = self.pair()
+        base, candidate = pair.base.classifier, pair.candidate.classifier
         return (base, candidate) if name == "base" else (candidate, base)
 
     def _straight(self, name: str) -> dict[str, Classifier]:

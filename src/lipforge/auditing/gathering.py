@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lipforge.auditing import checks
-from lipforge.auditing.escalation import SIDES, black_box, clear, doubts, from_afar, predicted
+from lipforge.auditing.escalation import SIDES, black_box, clear, doubts, from_afar, left_by_non_adaptive, predicted
 from lipforge.auditing.plan import BEFORE_GAIN, CLEAN, ESCALATION, FULL, NON_ADAPTIVE, Plan
 from lipforge.auditing.verdict import Decision, among_others, decide, on_unseen
 from lipforge.evaluation.robust import joined
@@ -44,7 +44,7 @@ def gather(
         union=union,
         rows=_rows(base, candidate, stages, shards),
         checks=(
-            *_checks(shards, measured, _robust(candidate, [NON_ADAPTIVE]), notes, stages),
+            *_checks(shards, measured, left_by_non_adaptive(shards), notes, stages),
             *certified,
         ),
         base_effort=_effort(sides["base"]),
