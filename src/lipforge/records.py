@@ -9,7 +9,6 @@ import types
 import typing
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
@@ -205,6 +204,8 @@ def _sync_directory(directory: Path) -> None:
 
 def lipforge_version() -> str:
     """The installed version of lipforge, or "unknown" in a source tree that was never installed."""
+    from importlib.metadata import PackageNotFoundError, version  # takes as long to import as a tenth of --help
+
     try:
         return version("lipforge")
     except PackageNotFoundError:

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Argument, Exit, Option
 
@@ -10,9 +10,11 @@ import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
-from lipforge.paper import TableAudit, check_table, load_paper, read_table
 from lipforge.ranks import by_torchrun
 from lipforge.records import to_builtins
+
+if TYPE_CHECKING:
+    from lipforge.paper import TableAudit
 
 
 @options.command(model="", data="cifar10:test", limit=2000)
@@ -133,13 +135,15 @@ def _check(
 def _check_published(source: str, model: str, json: bool) -> None:
     if model:
         raise InputError("--table checks published numbers and takes no MODEL")
+    from lipforge.paper import check_table, load_paper, read_table
+
     found = check_table(load_paper() if source == "paper" else read_table(source), source=source)
     if not printed(json, {"kind": "table_audit", **to_builtins(found)}):
         _show_published(found)
     raise Exit(1 if found.findings else 0)
 
 
-def _show_published(found: TableAudit) -> None:
+def _show_published(found: "TableAudit") -> None:
     broken = sum(rule.broken > 0 for rule in found.rules)
     count = len(found.findings)
     idle = len(found.rules) - found.applied

@@ -9,7 +9,6 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.helper import helper
 from lipforge.cli.output import note, notes, printed, say, show_table
 from lipforge.errors import DataError, InputError
 from lipforge.text import ratio_text, share_text
@@ -59,6 +58,8 @@ def demo(
 
     [bold]Example[/]: lipforge demo --full --out runs/demo-full
     """
+    from lipforge.cli.helper import helper
+
     if count is not None and count < 1:
         raise InputError(f"count must be at least 1, got {count}")
     sizes = FULL if full else SMALL
