@@ -274,6 +274,13 @@ def test_sample_ids_that_are_not_one_per_image_are_refused():
         PGD()(model, x, y, threat=THREAT, sample_ids=torch.arange(3))
 
 
+def test_sample_ids_may_be_a_range():
+    model = small_net()
+    x, y = small_images(model)
+    one, other = (PGD()(model, x, y, threat=THREAT, sample_ids=ids) for ids in (range(len(x)), torch.arange(len(x))))
+    assert torch.equal(one, other)
+
+
 def test_nan_logits_are_reported_with_their_image():
     def broken(x):
         logits = x.flatten(1)[:, :4]

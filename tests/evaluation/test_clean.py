@@ -30,5 +30,9 @@ def test_logits_that_are_not_finite_name_the_image():
     x = images(9)
     x[:, 0, 0, 0] = 0.5
     x[6, 0, 0, 0] = 1.0
-    with pytest.raises(ModelError, match="NaN or infinite logits for image 6"):
-        clean_accuracy(Broken().eval(), (x, torch.zeros(9, dtype=torch.long)), batch_size=4)
+    data = x, torch.zeros(9, dtype=torch.long)
+    with pytest.raises(ModelError, match=r"NaN or infinite logits for image 6$"):
+        clean_accuracy(Broken().eval(), data, batch_size=4)
+    x[7, 0, 0, 0] = 1.0
+    with pytest.raises(ModelError, match=r"for image 6 and 1 other of 4 in its batch$"):
+        clean_accuracy(Broken().eval(), data, batch_size=4)

@@ -57,7 +57,7 @@ class Attack(Protocol):
         *,
         threat: Threat,
         seed: int = 0,
-        sample_ids: Tensor | None = None,
+        sample_ids: Tensor | Sequence[int] | None = None,
         watch: Callable[[str], None] | None = None,
         clean_logits: Tensor | None = None,
         minimise: bool = False,
@@ -98,7 +98,7 @@ class Attack(Protocol):
         *,
         threat: Threat,
         seed: int = 0,
-        sample_ids: Tensor | None = None,
+        sample_ids: Tensor | Sequence[int] | None = None,
     ) -> Tensor:
         """Only the images of `run`; its notes become warnings, because they would be lost."""
         result = self.run(model, x, y, threat=threat, seed=seed, sample_ids=sample_ids)

@@ -1,5 +1,6 @@
 """Asking a model: every logit that an attack sees comes through here, checked."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +28,7 @@ class Prepared:
         return self.original(x)
 
 
-def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | None) -> Tensor:
+def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | Sequence[int] | None) -> Tensor:
     """The sample ids to use, after refusing whatever would make an attack's result meaningless."""
     original = model.original if isinstance(model, Prepared) else model
     if isinstance(original, nn.Module):
@@ -35,7 +36,7 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | No
     check_images(x)
     if y.shape != (len(x),) or not is_whole(y):
         raise InputError(f"labels must be integers (N,), one per image, got {y.dtype} {tuple(y.shape)} for {len(x)}")
-    ids = torch.arange(len(x), device=x.device) if sample_ids is None else sample_ids.to(x.device)
+    ids = torch.arange(len(x), device=x.device) if sample_ids is None else torch.as_tensor(sample_ids, device=x.device)
     if ids.shape != (len(x),):
         raise InputError(f"sample_ids must be one per image, got {tuple(ids.shape)} for {len(x)} images")
     return ids
@@ -48,8 +49,10 @@ def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None, *, whole:
     logits = logits_in(model(x), rows=len(x)) if whole or torch.is_grad_enabled() else forward(model, x)
     finite = logits.isfinite()
     if not finite.all():
-        wrong = int((~finite.all(dim=1)).nonzero()[0])
-        raise ModelError(f"the model returned NaN or infinite logits for image {wrong if ids is None else ids[wrong]}")
+        wrong = (~finite.all(dim=1)).nonzero().squeeze(1)
+        first, others = int(wrong[0] if ids is None else ids[wrong[0]]), len(wrong) - 1
+        more = f" and {others} other{'s' if others > 1 else ''} of {len(x)} in its batch" if others else ""
+        raise ModelError(f"the model returned NaN or infinite logits for image {first}{more}")
     return logits
 
 

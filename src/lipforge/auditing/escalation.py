@@ -93,9 +93,10 @@ def predicted(parts: Sequence[Mapping[str, Any]], side: str, spare: int | None =
         return Check(name, None, f"{robust} of {len(outcome)} images are robust, too few to matter")
     left = sum(min(part["masked"].values()) for part in parts)
     views = max((part["masked"] for part in parts), key=len)
-    text = f"on {left} of {robust} robust images no gradients predict it ({', '.join(views)})"
+    text = f"some do on {robust - left} of {robust} robust images ({', '.join(views)})"
     if spare is not None and left > spare:
-        return Check(name, False, f"{text}, and the claim holds only if at most {spare} of these could be broken")
+        limit = f"the claim holds only if at most {spare} of the other {left} could be broken"
+        return Check(name, False, f"{text}, and {limit}")
     return Check(name, left <= PREDICTED * robust, text)
 
 
