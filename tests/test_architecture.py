@@ -130,3 +130,15 @@ def test_the_version_is_the_installed_one_and_imports_no_torch():
     code = "import sys, lipforge; print(lipforge.__version__); sys.exit('torch' in sys.modules)"
     ended = subprocess.run([sys.executable, "-c", code], check=False, capture_output=True, text=True)
     assert (ended.returncode, ended.stdout.strip()) == (0, importlib.metadata.version("lipforge"))
+
+
+def test_forging_and_attacking_do_not_wait_for_torch_to_import_its_compiler():
+    code = (
+        "import sys, lipforge as lf\n"
+        "model = lf.load_model('cifar10-resnet')\n"
+        "data = lf.load_data('cifar10-sample:test', limit=2)\n"
+        "lf.forge_(model, data)\n"
+        "lf.evaluate(lf.forged(model), data, lf.fast(), lf.Threat('linf', '8/255'))\n"
+        "sys.exit('torch._dynamo' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -49,6 +49,12 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
         self._watcher = watcher
         self._alive: list[Tensor] = []  # a freed storage could be reused under the same address
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Otherwise torch imports its compiler at the first operator, which takes seconds, to say that it must not
+        compile this class; `eager` sees to that."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         read = tuple(dict.fromkeys(map(storage, tensors((args, kwargs)))))
         output = func(*args, **(kwargs or {}))
