@@ -20,7 +20,7 @@ def record(model: nn.Module, image: Tensor, watcher: Watcher, hooks: Iterable[Re
     with ExitStack() as stack:
         for hook in hooks:
             stack.enter_context(hook)
-        with torch.no_grad(), _Recorder(watcher):
+        with torch.no_grad(), eager(), _Recorder(watcher):
             model(image)
 
 
@@ -52,7 +52,7 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch le
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         """Otherwise torch imports its compiler at the first operator, which takes seconds, to say that it must not
-        compile this class; `eager` sees to that."""
+        compile this class; `record` sees to that."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
