@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 from lipforge.ranks import is_first
 from lipforge.text import duration, visible
 
-PATIENCE = 2.0  # seconds that pass before a bar appears: short work stays silent
+PATIENCE = 0.5  # seconds that pass before a bar appears: short work stays silent
 PERIOD = 60.0  # seconds between two lines where stderr is no terminal, as in the log of a cluster's job
 SPEED_PERIOD = 24 * 3600.0  # seconds of work from which the time left is estimated: one step may take an hour
 GAP = 10.0  # seconds without work after which what comes next is a command, or a call, of its own
