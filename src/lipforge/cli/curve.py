@@ -86,8 +86,9 @@ def _report(
         for text in one.notes:
             note(f"{one.label}: {text}")
     title = f"{base.model}: % robust, {base.norm}, {base.attack}, {base.data}, n = {base.count}, seed {base.seed}"
-    columns = ["view", ">clean", *(f">{eps_text(eps)}" for eps in base.shown), ">median eps", ">area"]
-    show_table(title, columns, [_row(one) for one in found])
+    rows = ["clean", *map(eps_text, base.shown), "median eps", "area"]
+    cells = zip(rows, *map(_column, found), strict=True)
+    show_table(title, ["eps", *(f">{one.title}" for one in found)], list(cells))
     band, end = f"±{100 * base.band:.1f} points", eps_text(base.eps)
     say(f"95 % bands ({band}) hold for all eps above 0 together; area: the mean over eps from 0 to {end}")
     for pair in compared:
@@ -102,7 +103,7 @@ def _report(
     say_wrote([*paths, *keep.paths(*names)])
 
 
-def _row(one: "lf.CurveResult") -> list[str]:
+def _column(one: "lf.CurveResult") -> list[str]:
     shares = [share_text(one.accuracy_at(eps), one.interval_at(eps)) for eps in one.shown]
     clean = share_text(one.clean_accuracy, one.clean_interval)
-    return [one.title, clean, *shares, one.median_text, share_text(one.area, one.area_interval)]
+    return [clean, *shares, one.median_text, share_text(one.area, one.area_interval)]

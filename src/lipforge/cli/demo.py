@@ -232,7 +232,8 @@ def _show(result: "DemoResult", report: Path) -> None:
     say(
         f"\nForged functions sit in front of {result.sites} layers; their thresholds come from "
         f"{result.calibrated_on:,} training images. The attack above trusts gradients; the audit also tries attacks "
-        "that get past the masks, so its verdict is the one to quote.\n"
+        "that get past the masks, so its verdict is the one to quote. Its interval is the wider one, because it holds "
+        "at any number of images.\n"
     )
     say(f"improve: {result.reason}")
     say(f"audit:   {result.improved_sentence}")
