@@ -23,8 +23,9 @@ from torch import Tensor, nn
 import lipforge as lf
 from lipforge import rng
 from lipforge.attacks import norms
+from lipforge.data import DataSet
 from lipforge.data.subsets import view
-from lipforge.forge import with_tta
+from lipforge.forge import tta_of, with_tta
 from lipforge.progress import progress
 from lipforge.records import write_json, write_whole
 from lipforge.runs.identity import slug
@@ -35,7 +36,7 @@ RUNS = Path(__file__).parent / "results" / "tuning"
 BATCH, RATE, STEPS = 128, 3e-4, 5  # of distillation: Adam, and PGD steps for its adversarial images
 COLUMNS = ("model, eps", "change", "passes", "minutes", "clean", "robust", "gained, lost")
 
-Tuning = Callable[[nn.Module, lf.DataSet, lf.Threat, Path], nn.Module]
+Tuning = Callable[[nn.Module, DataSet, lf.Threat, Path], nn.Module]
 
 
 def main() -> None:
@@ -75,15 +76,15 @@ def parse_options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def attacked(model: nn.Module, data: lf.DataSet, threat: lf.Threat, folder: Path) -> tuple[lf.RobustResult, int]:
+def attacked(model: nn.Module, data: DataSet, threat: lf.Threat, folder: Path) -> tuple[lf.RobustResult, int]:
     """The model under `fast`, and its forward passes per image."""
-    tta = lf.tta_of(model)
+    tta = tta_of(model)
     with lf.RunDir.open(folder) as run:
         return lf.evaluate(model, data, lf.fast(), threat, run=run, label="model"), 1 if tta is None else tta.cost
 
 
 def tuned_once(
-    tune: Tuning, model: nn.Module, data: lf.DataSet, threat: lf.Threat, folder: Path
+    tune: Tuning, model: nn.Module, data: DataSet, threat: lf.Threat, folder: Path
 ) -> tuple[nn.Module, float]:
     """A tuned copy of the model, made once and then read from the folder, and the minutes that took."""
     weights, about = folder / "tuned.safetensors", folder / "tuned.json"
@@ -100,7 +101,7 @@ def tuned_once(
 def trades(*, awp: float) -> Tuning:
     """Two epochs of TRADES with averaged weights."""
 
-    def tune(model: nn.Module, data: lf.DataSet, threat: lf.Threat, folder: Path) -> nn.Module:
+    def tune(model: nn.Module, data: DataSet, threat: lf.Threat, folder: Path) -> nn.Module:
         config = lf.TrainConfig(
             method="trades", threat=threat, epochs=2, lr=0.01, ema=0.995, awp=awp, weight_decay=5e-4
         )
@@ -113,7 +114,7 @@ def trades(*, awp: float) -> Tuning:
 def distilled(tta: str) -> Tuning:
     """One epoch in which one forward pass learns the mean logits of `tta`, on clean and on adversarial images."""
 
-    def tune(model: nn.Module, data: lf.DataSet, threat: lf.Threat, folder: Path) -> nn.Module:
+    def tune(model: nn.Module, data: DataSet, threat: lf.Threat, folder: Path) -> nn.Module:
         teacher = with_tta(copy.deepcopy(model).eval().requires_grad_(False), lf.TTA.parse(tta))
         optimizer, norm = torch.optim.Adam(model.parameters(), lr=RATE), norms.of(threat)
         model.eval()  # batch norm keeps its statistics
@@ -138,7 +139,7 @@ def distilled(tta: str) -> Tuning:
     return tune
 
 
-def batches(data: lf.DataSet) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def batches(data: DataSet) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """All images once, in random order, mirrored half the time."""
     order = rng.uniform(0, torch.arange(len(data)), stream="distilled-order", shape=(1,)).squeeze(1).argsort()
     for ids in order.split(BATCH):

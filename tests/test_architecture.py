@@ -14,6 +14,7 @@ import pytest
 import lipforge
 
 ROOT = Path(lipforge.__file__).parent
+SCRIPTS = [path for folder in ("benchmarks", "tools") for path in sorted((ROOT.parents[1] / folder).glob("*.py"))]
 GROUND = {
     "types", "errors", "text", "records", "digests", "logs", "statistics", "results", "batching", "outputs", "sources",
     "recording", "progress", "ranks", "tracking", "rng", "memory",
@@ -142,3 +143,13 @@ def test_forging_and_attacking_do_not_wait_for_torch_to_import_its_compiler():
         "sys.exit('torch._dynamo' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
+def test_a_script_uses_public_names_that_exist(path):
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "lf"
+    }
+    assert [name for name in sorted(used) if not hasattr(lipforge, name)] == []
