@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_weights
 
+from lipforge import rng
 from lipforge.attacks.queries import Prepared, forward
 from lipforge.errors import InputError
 from lipforge.outputs import logits_in
@@ -29,8 +30,8 @@ NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 LAYOUTS = (torch.channels_last, torch.contiguous_format)
 """How a folded copy's convs may run: the quicker layout first."""
 
-CHECKED = 16
-"""Images on which the folded copy must agree with the model."""
+CHECKED, NOISE = 16, 8 / 255
+"""Images on which the folded copy must agree with the model, as they are and with noise of up to that size."""
 
 ROUNDING, JUMP = 1e-4, 0.02
 """How far its logits may be from the model's, as a share of the largest logit: on 3 of 4 images, and on all of them.
@@ -60,19 +61,20 @@ def check_precision(precision: str) -> None:
 
 
 def folded_copy(model: Classifier, images: Tensor, precision: Precision) -> tuple[Classifier, int]:
-    """What to search on, the model itself if there is nothing better, and the passes over the images it was checked on.
+    """What to search on, the model itself if there is nothing better, and the forwards of each image it was checked on.
 
     A copy that fails in the channels-last layout, as one does that flattens with `view`, is tried in the usual one.
     """
     images, passes = images[:CHECKED], 0
     folded = _folded(model, images) if isinstance(model, nn.Module) and len(images) else None
     if folded is not None:
+        images = _with_noise(images)
         expected = forward(model, images)  # first, and by itself: its own errors are the caller's to see
-        passes += 1
+        passes += 2
         for layout in LAYOUTS:
             folded.to(memory_format=layout)  # type: ignore[call-overload]  # documented, not in the stubs
             laid = Laid(folded, layout)
-            passes += 1
+            passes += 2
             if _agrees(laid, images, expected):
                 return _rounded(laid, precision), passes
     return _rounded(model, precision), passes
@@ -120,6 +122,14 @@ def _folded(model: nn.Module, images: Tensor) -> nn.Module | None:
     except Exception:  # whatever a user's __deepcopy__ or non-leaf tensor raises: the model serves as it is
         return None
     return folded if pairs else None  # another memory layout alone gains nothing to speak of
+
+
+def _with_noise(images: Tensor) -> Tensor:
+    """The images, and each of them with noise of another size: a copy must agree where attacks ask, too."""
+    ids = torch.arange(len(images), device=images.device)
+    noise = rng.normal(0, ids, stream="folding", shape=images.shape[1:], dtype=images.dtype).sign()
+    size = NOISE * (ids + 1).to(images)[:, None, None, None] / len(images)
+    return torch.cat([images, (images + size * noise).clamp(0, 1)])
 
 
 def _agrees(folded: Classifier, images: Tensor, expected: Tensor) -> bool:

@@ -36,7 +36,7 @@ def checked_ids(model: Classifier, x: Tensor, y: Tensor, sample_ids: Tensor | Se
     check_images(x)
     if y.shape != (len(x),) or not is_whole(y):
         raise InputError(f"labels must be integers (N,), one per image, got {y.dtype} {tuple(y.shape)} for {len(x)}")
-    ids = torch.arange(len(x), device=x.device) if sample_ids is None else torch.as_tensor(sample_ids, device=x.device)
+    ids = torch.as_tensor(range(len(x)) if sample_ids is None else sample_ids, device=x.device)
     if ids.shape != (len(x),):
         raise InputError(f"sample_ids must be one per image, got {tuple(ids.shape)} for {len(x)} images")
     return ids
@@ -50,9 +50,9 @@ def logits_of(model: Classifier, x: Tensor, ids: Tensor | None = None, *, whole:
     finite = logits.isfinite()
     if not finite.all():
         wrong = (~finite.all(dim=1)).nonzero().squeeze(1)
-        first, others = int(wrong[0] if ids is None else ids[wrong[0]]), len(wrong) - 1
-        more = f" and {others} other{'s' if others > 1 else ''} of {len(x)} in its batch" if others else ""
-        raise ModelError(f"the model returned NaN or infinite logits for image {first}{more}")
+        named = list(dict.fromkeys((wrong if ids is None else ids[wrong]).tolist()))  # one may be there several times
+        others = f" and {len(named) - 1} more of its batch" if len(named) > 1 else ""
+        raise ModelError(f"the model returned NaN or infinite logits for image {named[0]}{others}")
     return logits
 
 

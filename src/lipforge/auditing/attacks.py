@@ -74,7 +74,7 @@ def _run_stages(
             side.attack(YOURS, side.side.classifier, plan.extra, seed=seed)
         side.attack(LONGER, side.best, plan.longer, seed=seed + len(views) + 1)
         if plan.square:
-            side.attack(SQUARE, side.side.prepared, Square(queries=plan.square), seed=seed)
+            side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)
     equal_budget(base, candidate, seed + len(views) + 2)
     double = attack_in_double(base, candidate, seed)
     for side in sides:

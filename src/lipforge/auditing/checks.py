@@ -32,8 +32,9 @@ TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")  # 
 
 def measure(pair: Pair, shard: Shard, *, left: Sequence[bool], threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything the checklist needs beyond the attacks of the audit, ready for JSON: numbers only, no judgement.
-    `left` says which images the non-adaptive attack leaves; Square looks at these only."""
-    base, candidate, seed = pair.base.prepared, pair.candidate.prepared, plan.seed
+    `left` says which images the non-adaptive attack leaves; Square looks at these only. Nothing here runs on a folded
+    copy, which might mislead it as it may have misled the attacks."""
+    base, candidate, seed = pair.base.classifier, pair.candidate.classifier, plan.seed
 
     def robust(attack: Attack, radius: float = threat.eps) -> list[bool]:
         return _robust(candidate, attack, shard, Threat(threat.norm, radius), seed)
@@ -54,8 +55,8 @@ def measure(pair: Pair, shard: Shard, *, left: Sequence[bool], threat: Threat, p
         "cw_on_base": cw and robust_to_transfer(cw),
         "sweep": [[radius, sum(robust(MARGIN_PGD, radius))] for radius in radii(threat)],
         "box": norms.of(threat).box,
-        "directions": _directions(pair.candidate.classifier, shard, threat, seed),
-        "zero_gradients": _zero_gradients(pair.candidate.classifier, shard),
+        "directions": _directions(candidate, shard, threat, seed),
+        "zero_gradients": _zero_gradients(candidate, shard),
     }
 
 

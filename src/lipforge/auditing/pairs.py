@@ -36,18 +36,11 @@ BPDA = "BPDA identity"
 @dataclass(frozen=True)
 class Side:
     """A classifier, and views with its logits, bit for bit, and other gradients, by name and in the order to try them;
-    `sources` are the classifiers whose gradients they pass on, which a view made by `borrow` does not show. `folded` is
-    a folded copy of the classifier, if there is one."""
+    `sources` are the classifiers whose gradients they pass on, which a view made by `borrow` does not show."""
 
     classifier: Classifier
     views: Mapping[str, Classifier]
     sources: Mapping[str, Classifier]
-    folded: Classifier | None = None
-
-    @property
-    def prepared(self) -> Classifier:
-        """The classifier as attacks search on it: on the folded copy, if there is one."""
-        return self.classifier if self.folded is None else Prepared(self.classifier, self.folded)
 
 
 @dataclass(frozen=True)
@@ -133,8 +126,8 @@ def _pair(
 
 
 def folded_pair(pair: Pair, images: Tensor) -> Pair:
-    """The pair, with folded copies of classifiers and views for attacks to search on, checked on `images`; the pair as
-    it is where there is nothing to fold. All views of a changed model share the weights of one copy."""
+    """The pair, with folded copies of its views for attacks to search on, checked on `images`; the views as they are
+    where there is nothing to fold. All views of a changed model share the weights of one copy."""
     copies = _folded_classifiers(pair, images) if pair.model is None else _folded_views(pair, images)
     if copies is None:
         return pair
@@ -142,8 +135,7 @@ def folded_pair(pair: Pair, images: Tensor) -> Pair:
     def prepared(side: Side, copied: Side) -> Side:
         made = {id(view): Prepared(view, copied.views[name]) for name, view in side.views.items()}
         # By its identity: one classifier may be several views.
-        views = {name: made[id(view)] for name, view in side.views.items()}
-        return replace(side, views=views, folded=copied.classifier)
+        return replace(side, views={name: made[id(view)] for name, view in side.views.items()})
 
     return replace(pair, base=prepared(pair.base, copies.base), candidate=prepared(pair.candidate, copies.candidate))
 
@@ -158,7 +150,7 @@ def _folded_views(pair: Pair, images: Tensor) -> Pair | None:
         return lambda x: view(x.contiguous(memory_format=layout))
 
     base, candidate = (
-        replace(side, classifier=laid(side.classifier), views={name: laid(view) for name, view in side.views.items()})
+        replace(side, views={name: laid(view) for name, view in side.views.items()})
         for side in (copies.base, copies.candidate)
     )
     return replace(copies, base=base, candidate=candidate)

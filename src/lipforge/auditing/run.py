@@ -1,7 +1,7 @@
 """The audit: every attack on both sides, the checklist, and one verdict."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
@@ -118,12 +118,11 @@ def audit(
     # Read once for all ranks: a result that appears in between must not make them disagree on when to stop.
     task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run) if is_first() else {})
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
-    folded = functools.cache(lambda: folded_pair(pair, first_images(experiment)))
-    shards = _attack(experiment, pair, folded, threat, plan, others)
-    measured = _measure(experiment, pair, folded, threat, plan, shards)
+    shards = _attack(experiment, pair, threat, plan, others)
+    measured = _measure(experiment, pair, threat, plan, shards)
     if measured is not None and fold is not None and weight is not None:
         measured["fold"] = _measure_fold(experiment, pair, weight, fold, threat, plan)
-    shards, further = _escalate(experiment, pair, folded, threat, plan, shards, measured, others)
+    shards, further = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
     about |= changes
@@ -180,12 +179,7 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
 
 
 def _attack(
-    experiment: Experiment,
-    pair: Pair,
-    folded: Callable[[], Pair],
-    threat: Threat,
-    plan: Plan,
-    others: Sequence[float],
+    experiment: Experiment, pair: Pair, threat: Threat, plan: Plan, others: Sequence[float]
 ) -> list[dict[str, Any]]:
     base, candidate = (
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
@@ -196,6 +190,8 @@ def _attack(
         x = experiment.read(range(min(LOOKED_AT, len(experiment.data)))).x
         for name, classifier in _classifiers(pair).items():
             check_steady(name, classifier, x)
+
+    folded = functools.cache(lambda: folded_pair(pair, first_images(experiment)))
 
     def compute(shard: Shard) -> dict[str, Any]:
         refuse_random()
@@ -213,7 +209,6 @@ def _attack(
 def _escalate(
     experiment: Experiment,
     pair: Pair,
-    folded: Callable[[], Pair],
     threat: Threat,
     plan: Plan,
     shards: list[dict[str, Any]],
@@ -223,7 +218,7 @@ def _escalate(
     """The shards after further attacks, and which there were, as `Plan.stages` takes it: those before a gain where
     one would be claimed, then others while what would be claimed rests on a side in doubt."""
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
-    further = Escalation(folded, lambda positions: experiment.read(positions).x, count, threat, plan)
+    further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
 
     def attacked(name: str, attack: Any) -> list[dict[str, Any]]:
         watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
@@ -260,24 +255,18 @@ def _escalate(
 
 
 def _measure(
-    experiment: Experiment,
-    pair: Pair,
-    folded: Callable[[], Pair],
-    threat: Threat,
-    plan: Plan,
-    shards: Sequence[Mapping[str, Any]],
+    experiment: Experiment, pair: Pair, threat: Threat, plan: Plan, shards: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
-    """The measurements of the checklist on the first images; None if the plan wants none."""
-    first = range(min(plan.check_images, len(experiment.data)))
+    """The measurements of the checklist on the first images that were attacked; None if the plan wants none."""
+    left = left_by_non_adaptive(shards)[: plan.check_images]
+    first = range(len(left))
     if not first:
         return None
     name, config = f"audit-checks__{threat_slug(threat)}", _config(pair, threat, plan)
     task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=len(first))
 
-    left = [*left_by_non_adaptive(shards), *[True] * len(first)]  # a decided audit may have attacked fewer
-
     def measure(shard: Shard) -> dict[str, Any]:
-        return checks.measure(folded(), shard, left=left[: len(first)], threat=threat, plan=plan)
+        return checks.measure(pair, shard, left=left, threat=threat, plan=plan)
 
     return experiment.work(task, measure, positions=first, title="checks")[0]
 

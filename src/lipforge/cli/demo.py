@@ -10,7 +10,7 @@ from typer import Option
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, notes, printed, say, show_table
-from lipforge.errors import DataError, InputError
+from lipforge.errors import DataError, InputError, RunError
 from lipforge.text import ratio_text, share_text
 from lipforge.types import Threat
 
@@ -67,8 +67,11 @@ def demo(
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     training, test, sizes = _images(sizes, count)
     run = options.open_run(out)
-    with helper(_help, model, weights, out, sizes) if sizes.judged > SHARD else nullcontext():
-        measured = _measure(classifier, model, training, test, Path(out), sizes)
+    try:
+        with helper(_help, model, weights, out, sizes) if sizes.judged > SHARD else nullcontext():
+            measured = _measure(classifier, model, training, test, Path(out), sizes)
+    except RunError as error:  # of another version, say
+        raise RunError(f"{error} --out starts another demo.") from None
     _say(7, "looking inside, and writing the report")
     _look_inside(classifier, measured.forged, lf.take(test, sizes.test), run, sizes.analysed)
     result = _result(classifier, model, measured)

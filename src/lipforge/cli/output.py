@@ -79,7 +79,8 @@ def say_wrote(paths: Iterable[str | Path]) -> None:
 
 def show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> None:
     """A table on stdout; columns such as ">bound" are aligned to the right."""
-    results.print(Text(title, style="table.title"), soft_wrap=True)  # a title of the table wraps at its width
+    if title:  # apart from the table, which would wrap it at its own width
+        results.print(Text(title, style="table.title"), soft_wrap=True)
     made = Table(header_style="bold")
     for name in columns:
         made.add_column(name.removeprefix(">"), justify="right" if name.startswith(">") else "left", overflow="fold")
