@@ -91,7 +91,7 @@ def parse_options() -> argparse.Namespace:
 
 
 def cost(name: str, folder: Path | None) -> dict[str, Any]:
-    """CPU seconds of `fast` on 100 test images with mirror TTA over those without, interleaved, and those of a refit."""
+    """CPU seconds of `fast` on 100 test images with mirror TTA over those without, interleaved, and of a refit."""
     model, threat = load_any(name, folder), lf.Threat("linf", EPS.get(name, eps_of(name)))
     images, sides = lf.load_data("cifar10:test").batch(range(100)), {"base": lf.plain(model), "mirror": lf.plain(model)}
     lf.set_tta_(sides["mirror"], "mirror")
