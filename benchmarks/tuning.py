@@ -92,7 +92,7 @@ def tuned_once(
     if not about.exists():
         started = time.perf_counter()
         copied = tune(copied, data, threat, folder)
-        write_whole(weights, save(copied.state_dict()))
+        write_whole(weights, save({name: part.contiguous() for name, part in copied.state_dict().items()}))
         write_json(about, {"minutes": (time.perf_counter() - started) / 60})
     copied.load_state_dict(load_file(weights))
     return copied.eval().requires_grad_(False), json.loads(about.read_text())["minutes"]

@@ -24,6 +24,7 @@ THREAT = Threat("linf", "8/255")
 RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
+EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
 SHARD = 50  # small, so that two processes have work
 IMPROVED = "improved"  # the run of the change that holds, in the demo's own
 
@@ -144,7 +145,7 @@ def _improve(
     hard_label = lf.RayS(queries=500)  # enough at this radius, and the demo is short
     plan = replace(lf.audit_plan(shard_size=SHARD), hard_label=hard_label)
     judged = lf.take(test, sizes.judged)
-    return found, lf.audit(changed, judged, THREAT, run=run, plan=plan, name=f"{name} with its mirror image")
+    return found, lf.audit(changed, judged, THREAT, run=run, plan=plan, name=EXAMPLE.format(name))
 
 
 def _forged(
