@@ -2,7 +2,6 @@
 
 import html
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -52,35 +51,6 @@ def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run):
     assert result["reason"] in again.out
     assert result["improved_sentence"] in again.out
     assert str(tmp_path / "demo" / "report.html") in again.out
-
-
-@pytest.mark.slow
-def test_what_the_second_process_has_computed_the_first_does_not(tmp_path, run):
-    def shards():
-        return {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "demo").rglob("shards/*/*.json"))}
-
-    sizes = replace(TINY, calibration=100, test=4, judged=4, validation=4)
-    demo._help("cifar10-resnet", None, str(tmp_path / "demo"), sizes)
-    before = shards()
-    assert {path.parent.parent.parent.name for path in before} == {"demo", "improved"}
-    found = demo._measure(lipforge.load_model("cifar10-resnet"), "cifar10-resnet", *demo._images(sizes, None)[:2],
-                          tmp_path / "demo", sizes)  # fmt: skip
-    assert shards() == before
-    assert (found.improve_audit.count, found.audit.count, found.base.count) == (4, 4, 4)
-
-
-def test_a_demo_in_the_directory_of_another_is_told_to_go_elsewhere(tmp_path, run):
-    with lipforge.RunDir.open(tmp_path / "demo" / demo.IMPROVED) as other:
-        other.task("candidate-base", {}, 1, 1)
-
-    def refused(*args, **options):
-        other.task("candidate-base", {"shard_size": 2}, 2, 2)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "_measure", refused)
-        ended = run("demo", "--out", tmp_path / "demo")
-    assert ended.code == 2
-    assert "--out starts another demo" in ended.err
 
 
 def test_a_demo_of_no_images_is_refused(tmp_path, run):

@@ -1,16 +1,15 @@
 """`lipforge demo`: two changes of the bundled robust model on real images, an audit of each, and the report."""
 
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, notes, printed, say, show_table
-from lipforge.errors import DataError, InputError, RunError
+from lipforge.errors import DataError, InputError
 from lipforge.text import ratio_text, share_text
 from lipforge.types import Threat
 
@@ -25,8 +24,6 @@ RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
 EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
-SHARD = 50  # small, so that two processes have work
-IMPROVED = "improved"  # the run of the change that holds, in the demo's own
 
 
 @dataclass(frozen=True)
@@ -59,25 +56,23 @@ def demo(
 
     [bold]Example[/]: lipforge demo --full --out runs/demo-full
     """
-    from lipforge.cli.helper import helper
-
     if count is not None and count < 1:
         raise InputError(f"count must be at least 1, got {count}")
     sizes = FULL if full else SMALL
     classifier = lf.load_model(model, weights)
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     training, test, sizes = _images(sizes, count)
-    run = options.open_run(out)
-    try:
-        with helper(_help, model, weights, out, sizes) if sizes.judged > SHARD else nullcontext():
-            measured = _measure(classifier, model, training, test, Path(out), sizes)
-    except RunError as error:  # of another version, say
-        raise RunError(f"{error} --out starts another demo.") from None
-    _say(7, "looking inside, and writing the report")
-    _look_inside(classifier, measured.forged, lf.take(test, sizes.test), run, sizes.analysed)
-    result = _result(classifier, model, measured)
+    run, improved = options.open_run(out), lf.RunDir.open(Path(out) / "improved")
+    found, judged = _improve(classifier, model, test, improved, sizes)
+    _say(4, f"forging {model}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
+    lf.forge_(classifier, lf.take(training, sizes.calibration), ratio=RATIO)
+    lf.save_recipe(run.path / "recipe.json", classifier)
+    result = _forged(classifier, model, lf.take(test, sizes.test), run, sizes)
+    result = replace(result, chosen=found.chosen, reason=found.reason, improved_verdict=judged.verdict,
+                     improved_sentence=judged.sentence, judged=judged.count)  # fmt: skip
     run.write_result("demo", result)
-    report = lf.write_report(Path(out) / IMPROVED, run.path, out=run.path / "report.html")
+    _say(7, "writing the report")
+    report = lf.write_report(improved.path, run.path, out=run.path / "report.html")
     if not printed(json, result, report=report):
         _show(result, report)
 
@@ -96,35 +91,6 @@ def _images(sizes: Sizes, count: int | None) -> "tuple[DataSet, DataSet, Sizes]"
     return training, test, Sizes(**wanted)
 
 
-class Measured(NamedTuple):
-    """What takes minutes: the change that `improve` found and its audit, and the forged model's attacks and audit."""
-
-    improve: "lf.ImproveResult"
-    improve_audit: "lf.AuditReport"
-    base: "lf.RobustResult"
-    forged: "lf.RobustResult"
-    audit: "lf.AuditReport"
-
-
-def _measure(model: "nn.Module", name: str, training: "DataSet", test: "DataSet", out: Path, sizes: Sizes) -> Measured:
-    """Both changes, attacked and audited, the second left in the model. Another process that does the same shares the
-    shards."""
-    with lf.RunDir.open(out / IMPROVED) as run:
-        found, judged = _improve(model, name, test, run, sizes)
-    with lf.RunDir.open(out) as run:
-        _say(4, f"forging {name}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
-        lf.forge_(model, lf.take(training, sizes.calibration), ratio=RATIO)
-        lf.save_recipe(run.path / "recipe.json", model)
-        base, forged, audit = _forged(model, name, lf.take(test, sizes.test), run)
-    return Measured(found, judged, base, forged, audit)
-
-
-def _help(model: str, weights: str | None, out: str, sizes: Sizes) -> None:
-    """The second process: the work of the first, with no result of its own."""
-    training, test, sizes = _images(sizes, None)
-    _measure(lf.load_model(model, weights), model, training, test, Path(out), sizes)
-
-
 def _improve(
     model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir", sizes: Sizes
 ) -> "tuple[lf.ImproveResult, lf.AuditReport]":
@@ -134,7 +100,7 @@ def _improve(
 
     _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} held-out images?")
     others = view(test, range(sizes.judged, len(test)), name=f"{test.name}/from {sizes.judged} on")
-    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",), "shard_size": SHARD}
+    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
     found = lf.improve(model, others, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
     if found.recipe is not None:
         found.recipe.save(run.path / "recipe.json")
@@ -142,57 +108,45 @@ def _improve(
     if found.recipe is None:
         lf.set_tta_(changed, "mirror")
     _say(3, f"auditing that on up to {sizes.judged} test images")
-    hard_label = lf.RayS(queries=500)  # enough at this radius, and the demo is short
-    plan = replace(lf.audit_plan(shard_size=SHARD), hard_label=hard_label)
+    plan = replace(lf.audit_plan(), hard_label=lf.RayS(queries=500))  # enough at this radius, and the demo is short
     judged = lf.take(test, sizes.judged)
     return found, lf.audit(changed, judged, THREAT, run=run, plan=plan, name=EXAMPLE.format(name))
 
 
-def _forged(
-    model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir"
-) -> "tuple[lf.RobustResult, lf.RobustResult, lf.AuditReport]":
-    """Base and forged model under `fast`, and the audit; what the run directory keeps is not computed again."""
-    views = {"base": lf.plain(model), "forged": lf.forged(model)}
-    _say(5, f"attacking {len(test)} test images, base and forged at {ratio_text(RATIO)}")
-    base, forged = (
-        lf.evaluate(
-            view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True, shard_size=SHARD
-        )
-        for label, view in views.items()
-    )
-    run.write_result("comparison", lf.compare(base, forged))
-    _say(6, "auditing that: attacks that know of the masks, and as much effort against the base")
-    return base, forged, lf.audit(model, test, THREAT, plan=lf.audit_plan(shard_size=SHARD), run=run, name=name)
-
-
-def _result(model: "nn.Module", name: str, measured: Measured) -> "DemoResult":
+def _forged(model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir", sizes: Sizes) -> "DemoResult":
+    """Attack, audit and analyse the forged model; what the run directory keeps is not computed again."""
     from lipforge.results import DemoResult
 
-    recipe, (found, judged, base, forged, audited) = lf.recipe_of(model), measured
+    recipe, views = lf.recipe_of(model), {"base": lf.plain(model), "forged": lf.forged(model)}
+    _say(5, f"attacking {len(test)} test images, base and forged at {ratio_text(RATIO)}")
+    base, forged = (
+        lf.evaluate(view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True)
+        for label, view in views.items()
+    )
+    difference = lf.compare(base, forged)
+    run.write_result("comparison", difference)
+    _say(6, "auditing that: attacks that know of the masks, and as much effort against the base")
+    found = lf.audit(model, test, THREAT, run=run, name=name)
+    _look_inside(model, forged, test, run, sizes.analysed)
     return DemoResult(
         model=name,
-        data=base.data,
+        data=test.name,
         threat=str(THREAT),
         attack=base.attack,
         sites=len(recipe.sites),
         calibrated_on=recipe.images_seen,
         ratio=RATIO,
-        count=base.count,
+        count=len(test),
         base=base.robust_accuracy,
         forged=forged.robust_accuracy,
         clean_base=base.clean_accuracy,
         clean_forged=forged.clean_accuracy,
-        difference=lf.compare(base, forged),
-        verdict=audited.verdict,
-        sentence=audited.sentence,
-        failed_checks=audited.failed_checks,
+        difference=difference,
+        verdict=found.verdict,
+        sentence=found.sentence,
+        failed_checks=found.failed_checks,
         unreliable=forged.unreliable,
         change=forged.change,
-        chosen=found.chosen,
-        reason=found.reason,
-        improved_verdict=judged.verdict,
-        improved_sentence=judged.sentence,
-        judged=judged.count,
     )
 
 
