@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help demo test check bench clean
 
@@ -15,7 +15,7 @@ help:
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lipforge needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) --no-compile -e .  # bytecode is made as it is needed: compiling all of torch takes longer than the rest
 	@touch $@
 
 # torchattacks installs folders named robustbench and autoattack over those of RobustBench: it gets a place of its own.
