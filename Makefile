@@ -12,10 +12,11 @@ help:
 	@echo "make check  ruff and mypy"
 	@echo "make bench  the speed benchmarks; an hour or more, each ends with one line of JSON"
 
+# Bytecode is made as it is needed: compiling all of torch takes longer than the rest.
 $(VENV)/.core: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lipforge needs Python 3.11 or newer")'
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --no-compile -e .  # bytecode is made as it is needed: compiling all of torch takes longer than the rest
+	$(PIP) --no-compile -e .
 	@touch $@
 
 # torchattacks installs folders named robustbench and autoattack over those of RobustBench: it gets a place of its own.
