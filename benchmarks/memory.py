@@ -1,4 +1,4 @@
-"""Memory of an evaluation over many images of ImageNet's size, as in docs/scaling.md.
+"""Memory of an evaluation over many images of ImageNet's size, as in docs/scaling.md (with 1,000 images).
 
     python benchmarks/memory.py [--images 50000] [--size 224] [--run DIR]
 
