@@ -17,6 +17,14 @@ from lipforge.runs.identity import environment
 from lipforge.runs.tasks import Complete, Task, check_shape, digest_of, held
 
 DIGEST = re.compile(r"[0-9a-f]{64}")
+DIGESTS = {
+    "tensors": "weights",
+    "printed": "layers",
+    "settings": "settings of its layers",
+    "sample": "images or labels",
+    "content": "images or labels",
+}
+"""Of what the digests in an identity are."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]*")
 PATIENCE = 10.0  # seconds to wait for a lock that is held for moments
 
@@ -176,4 +184,7 @@ def _differences(there: Any, asked: Any, where: str = "") -> list[str]:
     if there == asked:
         return []
     digests = all(isinstance(value, str) and DIGEST.fullmatch(value) for value in (there, asked))
-    return [f"{where} differs" if digests else f"{where} was {there!r}, now {asked!r}"]
+    if not digests:
+        return [f"{where} was {there!r}, now {asked!r}"]
+    owner, _, key = where.rpartition(".")
+    return [f"{owner} has other {DIGESTS[key]}" if owner and key in DIGESTS else f"{where} differs"]
