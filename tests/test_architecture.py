@@ -17,7 +17,7 @@ ROOT = Path(lipforge.__file__).parent
 SCRIPTS = [path for folder in ("benchmarks", "tools") for path in sorted((ROOT.parents[1] / folder).glob("*.py"))]
 GROUND = {
     "types", "errors", "text", "records", "digests", "logs", "statistics", "results", "batching", "outputs", "sources",
-    "recording", "progress", "ranks", "tracking", "rng", "memory",
+    "recording", "progress", "ranks", "tracking", "rng", "memory", "allocator",
 }  # fmt: skip
 ALLOWED = {
     **dict.fromkeys(GROUND, GROUND),

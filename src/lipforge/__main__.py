@@ -1,5 +1,5 @@
 """`python -m lipforge`, which is also what torchrun starts."""
 
-from lipforge.cli.main import main
+from lipforge.cli.main import start
 
-main()
+start()

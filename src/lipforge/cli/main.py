@@ -12,6 +12,7 @@ from typer import BadParameter, Exit, Option, Typer
 from typer.main import get_command
 from typer.rich_utils import rich_format_error
 
+from lipforge.allocator import keep_freed_memory
 from lipforge.cli import data
 from lipforge.cli.analyse import analyse
 from lipforge.cli.audit import audit
@@ -114,6 +115,12 @@ class _Call:
     def command(self) -> str:
         """The command, with that of its group, such as "data list"; what was given instead if there is none."""
         return " ".join(self.arguments[: 2 if self.arguments[:1] == ["data"] else 1])
+
+
+def start() -> None:
+    """Run the command line in a process of its own: what it sets for the whole process is nobody else's."""
+    keep_freed_memory()
+    main()
 
 
 def main() -> None:
