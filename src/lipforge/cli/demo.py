@@ -32,9 +32,9 @@ class Sizes:
     change, and to look inside. All but the first are test images; those that choose are not those that judge."""
 
     calibration: int = 5000
-    validation: int = 100
-    test: int = 100
-    judged: int = 200
+    validation: int = 40
+    test: int = 40
+    judged: int = 150
     analysed: int = 32
 
 
@@ -48,8 +48,10 @@ def demo(
     ] = "cifar10-resnet",
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
-    count: Annotated[int | None, Option(help="At most how many images to attack in each step.")] = None,
-    full: Annotated[bool, Option("--full", help="Larger samples: thousands of images instead of hundreds.")] = False,
+    count: Annotated[
+        int | None, Option(help="At most how many images to attack in each step (default: 40, 150 and 40).")
+    ] = None,
+    full: Annotated[bool, Option("--full", help="Larger samples: 1,000 to 2,000 images in each step.")] = False,
     json: options.Json = False,
 ) -> None:
     """Change a robust CIFAR-10 model in two ways, by TTA and by forging, audit both, and write the report.
@@ -108,7 +110,9 @@ def _improve(
     if found.recipe is None:
         lf.set_tta_(changed, "mirror")
     _say(3, f"auditing that on up to {sizes.judged} test images")
-    plan = replace(lf.audit_plan(), hard_label=lf.RayS(queries=500))  # enough at this radius, and the demo is short
+    plan = lf.audit_plan()
+    if sizes.judged < FULL.judged:  # a demo is short; docs/improve.md has audits with everything
+        plan = replace(plan, boundary=lf.Boundary(), hard_label=lf.RayS(queries=500))
     judged = lf.take(test, sizes.judged)
     return found, lf.audit(changed, judged, THREAT, run=run, plan=plan, name=EXAMPLE.format(name))
 
