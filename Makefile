@@ -45,6 +45,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/autoattack.py
+	$(BIN)/python benchmarks/passes.py --only cifar10-resnet,cifar10-vit
 	$(BIN)/python benchmarks/deploy.py
 
 clean:

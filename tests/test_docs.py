@@ -2,6 +2,7 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from dataclasses import replace
@@ -114,6 +115,22 @@ def test_code_that_fails_or_prints_something_else_is_noticed(tmp_path):
 
 
 def test_the_table_of_speeds_is_that_of_the_measurements():
-    """README and docs/attacks.md show what benchmarks/results/autoattack.json says."""
+    """README and docs/attacks.md show what benchmarks/results says."""
     ended = subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
+
+
+def test_rounds_on_the_same_images_make_no_table():
+    check = runpy.run_path(str(ROOT / "tools" / "tables.py"))["check"]
+
+    def rounds(*firsts, **settings):
+        return [{"settings": {"first": first, "images": 70, "code": "a", **settings}} for first in firsts]
+
+    attacks = ("reference", "autoattack", "fast")
+    check("net", {attack: rounds(5000, 5070) for attack in attacks})
+    with pytest.raises(SystemExit, match="net: rounds need images of their own"):
+        check("net", {attack: rounds(5000, 5000) for attack in attacks})
+    with pytest.raises(SystemExit, match="rounds need"):
+        check("net", {attack: rounds(5000, 5070)[: 1 + (attack != "fast")] for attack in attacks})
+    with pytest.raises(SystemExit, match="rounds need"):
+        check("net", {attack: rounds(5000, 5070, threads=1 + (attack == "fast")) for attack in attacks})
