@@ -1,10 +1,11 @@
 """The expensive end of `improve`: epochs of fine-tuning, and TTA distilled into one pass, as in docs/improve.md.
 
     python benchmarks/tuning.py --weights-dir DIR [--models resnet2b_eps2,cnn_a_adv4] [--images 1000] [--runs DIR]
+    python benchmarks/tuning.py --weights-dir DIR --models pni_resnet20_adv_v0 --changes "mirror x diagonals distilled"
 
-All tuning is on the 50,000 training images of CIFAR-10. `fast` attacks base and changes on test images from --first on,
-which `improve` and its benchmark do not use; differences are paired. Tuned weights and shards are kept in --runs:
-interrupted runs resume, a distillation from its start. The last line is JSON.
+Distilling takes one epoch, TRADES two, on the 50,000 training images of CIFAR-10. `fast` attacks base and changes on
+test images from --first on, which `improve` and its benchmark do not use; differences are paired. Tuned weights and
+shards are kept in --runs: interrupted runs resume, a distillation from its start. The last line is JSON.
 """
 
 import argparse
@@ -52,8 +53,8 @@ def main() -> None:
         folder = options.runs / name
         base, _ = attacked(model, judged, threat, folder / "base")
         print(f"{name}: clean {100 * base.clean_accuracy:.1f}, robust {100 * base.robust_accuracy:.1f}", flush=True)
-        for change, tune in TUNINGS.items():
-            tuned, minutes = tuned_once(tune, model, train, threat, folder / slug(change))
+        for change in options.changes:
+            tuned, minutes = tuned_once(TUNINGS[change], model, train, threat, folder / slug(change))
             for tta in (None, "mirror"):
                 changed = with_tta(tuned, lf.TTA.parse(tta) if tta else None)
                 found, passes = attacked(changed, judged, threat, folder / slug(f"{change} {tta}"))
@@ -69,6 +70,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default="cnn_a_adv4,resnet2b_eps2", help="names, separated by commas")
     parser.add_argument("--weights-dir", type=Path, help="a folder with the weights of the models that are not bundled")
+    parser.add_argument("--changes", nargs="+", default=list(TUNINGS), choices=TUNINGS, help="how to tune")
     parser.add_argument("--images", type=int, default=1000, help="test images to attack")
     parser.add_argument("--first", type=int, default=4000, help="the position of the first of them")
     parser.add_argument("--runs", type=Path, default=RUNS)
@@ -160,10 +162,10 @@ def row(
 
 TUNINGS: dict[str, Tuning] = {
     "none": lambda model, data, threat, folder: model,
-    "mirror distilled, 1 epoch": distilled("mirror"),
-    "mirror x diagonals distilled, 1 epoch": distilled("mirror x diagonals"),
-    "TRADES, 2 epochs": trades(awp=0.0),
-    "TRADES with AWP, 2 epochs": trades(awp=0.005),
+    "mirror distilled": distilled("mirror"),
+    "mirror x diagonals distilled": distilled("mirror x diagonals"),
+    "TRADES": trades(awp=0.0),
+    "TRADES with AWP": trades(awp=0.005),
 }
 
 
