@@ -17,6 +17,9 @@ if TYPE_CHECKING:  # imported in the functions: the command line asks who is fir
 
 T = TypeVar("T")
 
+HELPER = "LIPFORGE_HELPER"
+"""The environment variable of a process that only computes shards for the one that started it."""
+
 _alone = ContextVar("alone", default=False)
 _group_store: "ContextVar[Store | None]" = ContextVar("group_store", default=None)
 
@@ -42,9 +45,14 @@ def by_torchrun() -> bool:
     return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def is_helper() -> bool:
+    """Whether this process only computes shards for another one, which `--processes` started with it."""
+    return HELPER in os.environ
+
+
 def is_first() -> bool:
     """Whether this process is the one that writes common files and shows progress, joined or not."""
-    return os.environ.get("RANK", "0") == "0" or not by_torchrun()
+    return not is_helper() and (os.environ.get("RANK", "0") == "0" or not by_torchrun())
 
 
 def joined() -> bool:
@@ -98,7 +106,7 @@ def process_group(device: "torch.device") -> Iterator[Rank]:
     """Join the processes that torchrun started, by nccl on CUDA and by gloo elsewhere; without torchrun just one. A
     group that exists already is used and left as it is."""
     if not by_torchrun():
-        yield Rank()
+        yield Rank(int(is_helper()))
         return
     import torch
     import torch.distributed as dist

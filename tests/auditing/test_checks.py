@@ -199,11 +199,17 @@ def flat(x):
     return line(x.detach()) + 0 * x.flatten(1).sum(dim=1, keepdim=True)
 
 
-def measured(classifier, threat, left=None):
+def measured(classifier, threat, left=(True,) * 4, rows=slice(None)):
     x = torch.stack([torch.full((1, 4, 4), 0.5 + level) for level in (0.05, 0.15, 0.45, -0.1)])
-    y = torch.zeros(4, dtype=torch.int64)
-    shard = Shard(x, y, torch.arange(4))
-    return checks.measure(pair_of(line, classifier), shard, left=left or [True] * 4, threat=threat, plan=PLAN)
+    shard = Shard(x[rows], torch.zeros(4, dtype=torch.int64)[rows], torch.arange(4)[rows])
+    return checks.measure(pair_of(line, classifier), shard, left=left[rows], threat=threat, plan=PLAN)
+
+
+@pytest.mark.parametrize("threat", [Threat("linf", 0.1), Threat("l1", 0.5)])
+def test_shards_are_joined_to_the_measurements_of_all_their_images(threat):
+    left = (True, True, False, True)
+    shards = [measured(flat, threat, left, rows) for rows in (slice(0, 3), slice(3, 4))]
+    assert checks.joined(shards) == measured(flat, threat, left)
 
 
 def test_on_a_line_robust_is_what_lies_further_than_eps():

@@ -11,6 +11,7 @@ from lipforge.cli.demo import Sizes
 from lipforge.data import load_data
 from lipforge.errors import DataError
 from lipforge.forge import load_recipe
+from lipforge.ranks import HELPER
 from tests.schemas import result_of
 
 TINY = Sizes(calibration=300, validation=10, test=12, judged=8, analysed=4)
@@ -57,3 +58,20 @@ def test_a_demo_of_no_images_is_refused(tmp_path, run):
     ended = run("demo", "--out", tmp_path / "demo", "--count", "0")
     assert ended.code == 2
     assert "count must be at least 1, got 0" in ended.err
+
+
+@pytest.mark.slow
+def test_a_helper_of_the_demo_computes_all_shards_and_nothing_else(tmp_path, run, monkeypatch):
+    def shards():
+        return {path: path.stat().st_mtime_ns for path in sorted((tmp_path / "demo").rglob("shards/*/*.json"))}
+
+    monkeypatch.setattr(demo, "SMALL", Sizes(calibration=100, validation=4, test=4, judged=4, analysed=2))
+    monkeypatch.setenv(HELPER, "1")
+    ended = run("demo", "--out", tmp_path / "demo")
+    assert (ended.code, ended.out) == (0, "")
+    before = shards()
+    assert {path.parent.parent.parent.name for path in before} == {"demo", "improved"}
+    assert not list((tmp_path / "demo").rglob("results"))
+    monkeypatch.delenv(HELPER)
+    assert run("demo", "--out", tmp_path / "demo").code == 0
+    assert shards() == before

@@ -26,6 +26,7 @@ DIRECTIONS = 8  # random directions that a step along the gradient must beat
 ALONE = 0.005  # share of images that a weaker attack may break alone: attacks of equal strength differ by chance
 ALONG = 0.9  # share of images on which the gradient must beat random directions
 MARGIN_PGD = PGD(steps=20, loss="margin")
+SHARD = 25  # images that are measured together: few, so that several processes have work
 UNEVEN, FEW = 0.1, 20  # share by which one side may have had fewer gradients, and how many: the float64 attack's
 TERMS = ("sigma", "n0", "n", "alpha", "seed", "only_correct", "data_digest")  # what certificates must share
 
@@ -58,6 +59,17 @@ def measure(pair: Pair, shard: Shard, *, left: Sequence[bool], threat: Threat, p
         "directions": _directions(candidate, shard, threat, seed),
         "zero_gradients": _zero_gradients(candidate, shard),
     }
+
+
+def joined(shards: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The measurements of several shards as those of all their images."""
+    first, found = shards[0], {}
+    for name in ("fgsm", "pgd", "square", "cw", "cw_on_base", "directions"):
+        found[name] = first[name] and [one for shard in shards for one in shard[name]]
+    radius_counts = zip(*(shard["sweep"] for shard in shards), strict=True)
+    found["sweep"] = [[points[0][0], sum(count for _, count in points)] for points in radius_counts]
+    zeros = zip(*(shard["zero_gradients"] for shard in shards), strict=True)
+    return {**found, "box": first["box"], "zero_gradients": [sum(each) for each in zeros]}
 
 
 def measure_fold(

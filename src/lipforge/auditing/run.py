@@ -35,7 +35,7 @@ from lipforge.batching import ImageData, LabelledSource, as_data
 from lipforge.errors import InputError, LipforgeError
 from lipforge.evaluation.robust import first_images, prepared_once, setting_of
 from lipforge.forge import Fold, with_fold
-from lipforge.ranks import from_first, is_first
+from lipforge.ranks import from_first
 from lipforge.results import BracketResult, CertifyResult, Improvement, SearchResult
 from lipforge.results.audit import AuditReport, Check
 from lipforge.runs import Experiment, RunDir, Shard, Watch, change_of, digest_of
@@ -116,7 +116,7 @@ def audit(
     changes = {f"{side}_change": change_of(model) for side, model in zip(SIDES, models[::-1], strict=True)}
     pair = _with_gradients(pair, experiment, surrogates)
     # Read once for all ranks: a result that appears in between must not make them disagree on when to stop.
-    task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run) if is_first() else {})
+    task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run))
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
     shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan, shards)
@@ -262,13 +262,14 @@ def _measure(
     first = range(len(left))
     if not first:
         return None
-    name, config = f"audit-checks__{threat_slug(threat)}", _config(pair, threat, plan)
-    task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=len(first))
+    name, config = f"audit-checklist__{threat_slug(threat)}", _config(pair, threat, plan)
+    task = experiment.task(name, _classifiers(pair), config, positions=first, shard_size=checks.SHARD)
 
     def measure(shard: Shard) -> dict[str, Any]:
-        return checks.measure(pair, shard, left=left, threat=threat, plan=plan)
+        own = [left[position] for position in shard.ids.tolist()]
+        return checks.measure(pair, shard, left=own, threat=threat, plan=plan)
 
-    return experiment.work(task, measure, positions=first, title="checks")[0]
+    return checks.joined(experiment.work(task, measure, positions=first, title="checks"))
 
 
 def _weight_variant(pair: Pair, fold: Fold) -> nn.Module:

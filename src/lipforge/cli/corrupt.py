@@ -7,7 +7,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.text import duration, percent, points_text, share_text
 
@@ -53,7 +53,7 @@ def corrupt(
     # Checked before the run directory is made.
     names, steps = check_corruptions(_parts(corruptions)), check_severities(_numbers(severities))
     if plot is not None:
-        options.check_out(plot)
+        check_out(plot)
         check_picture(plot)
     with options.session(models, data) as (rank, images, model, _):
         kept = keep.settings()

@@ -6,7 +6,7 @@ from typer import Exit, Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 from lipforge.ranks import by_torchrun
 from lipforge.text import duration, eps_text, points_text, share_text
 
@@ -47,7 +47,7 @@ def curve(
     threat, chosen = curve_threat(cast("Norm", norm), eps), lf.parse_attack(attack)
     check_minimises(chosen)  # before the run directory is made
     if plot is not None:
-        options.check_out(plot)
+        check_out(plot)
         check_picture(plot)
     with options.session(models, data) as (rank, images, model, _):
         kept = keep.settings()

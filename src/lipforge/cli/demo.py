@@ -1,15 +1,18 @@
 """`lipforge demo`: two changes of the bundled robust model on real images, an audit of each, and the report."""
 
+import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, notes, printed, say, show_table
+from lipforge.cli.processes import cores, in_processes
 from lipforge.errors import DataError, InputError
+from lipforge.ranks import is_helper
 from lipforge.text import ratio_text, share_text
 from lipforge.types import Threat
 
@@ -23,6 +26,7 @@ THREAT = Threat("linf", "8/255")
 RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
+SHARD, MOST_PROCESSES = 50, 4  # shards are small, so that several processes have work
 EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
 
 
@@ -32,9 +36,9 @@ class Sizes:
     change, and to look inside. All but the first are test images; those that choose are not those that judge."""
 
     calibration: int = 5000
-    validation: int = 40
-    test: int = 40
-    judged: int = 150
+    validation: int = 50
+    test: int = 50
+    judged: int = 200
     analysed: int = 32
 
 
@@ -49,9 +53,12 @@ def demo(
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
     count: Annotated[
-        int | None, Option(help="At most how many images to attack in each step (default: 40, 150 and 40).")
+        int | None, Option(help="At most how many images to attack in each step (default: 50, 200 and 50).")
     ] = None,
     full: Annotated[bool, Option("--full", help="Larger samples: 1,000 to 2,000 images in each step.")] = False,
+    processes: Annotated[
+        int | None, Option(help="Share the work among this many processes (default: one per core, up to 4).")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """Change a robust CIFAR-10 model in two ways, by TTA and by forging, audit both, and write the report.
@@ -65,15 +72,22 @@ def demo(
     _say(1, "getting CIFAR-10: from the cache, or else fetched once")
     training, test, sizes = _images(sizes, count)
     run, improved = options.open_run(out), lf.RunDir.open(Path(out) / "improved")
-    found, judged = _improve(classifier, model, test, improved, sizes)
-    _say(4, f"forging {model}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
-    lf.forge_(classifier, lf.take(training, sizes.calibration), ratio=RATIO)
+    most = min(MOST_PROCESSES, cores(), -(-sizes.judged // SHARD))
+    with in_processes(most if processes is None else processes, out):
+        if is_helper():  # begins at the end, to share the audits that follow
+            _forge(copy.deepcopy(classifier), model, training, test, run, sizes)
+        found, judged = _improve(classifier, model, test, improved, sizes)
+        if is_helper():
+            return
+        attacked = _forge(classifier, model, training, test, run, sizes)
+    _say(7, "looking inside, and writing the report")
+    if found.recipe is not None:
+        found.recipe.save(improved.path / "recipe.json")
     lf.save_recipe(run.path / "recipe.json", classifier)
-    result = _forged(classifier, model, lf.take(test, sizes.test), run, sizes)
-    result = replace(result, chosen=found.chosen, reason=found.reason, improved_verdict=judged.verdict,
-                     improved_sentence=judged.sentence, judged=judged.count)  # fmt: skip
+    _look_inside(classifier, attacked.forged, lf.take(test, sizes.test), run, sizes.analysed)
+    result = _result(classifier, attacked, found, judged)
+    run.write_result("comparison", result.difference)
     run.write_result("demo", result)
-    _say(7, "writing the report")
     report = lf.write_report(improved.path, run.path, out=run.path / "report.html")
     if not printed(json, result, report=report):
         _show(result, report)
@@ -102,55 +116,78 @@ def _improve(
 
     _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} held-out images?")
     others = view(test, range(sizes.judged, len(test)), name=f"{test.name}/from {sizes.judged} on")
-    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
+    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",), "shard_size": SHARD}
     found = lf.improve(model, others, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
-    if found.recipe is not None:
-        found.recipe.save(run.path / "recipe.json")
     changed = lf.plain(model) if found.recipe is None else found.model
     if found.recipe is None:
         lf.set_tta_(changed, "mirror")
     _say(3, f"auditing that on up to {sizes.judged} test images")
-    plan = lf.audit_plan()
+    plan = lf.audit_plan(shard_size=SHARD)
     if sizes.judged < FULL.judged:  # a demo is short; docs/improve.md has audits with everything
         plan = replace(plan, boundary=lf.Boundary(), hard_label=lf.RayS(queries=500))
     judged = lf.take(test, sizes.judged)
     return found, lf.audit(changed, judged, THREAT, run=run, plan=plan, name=EXAMPLE.format(name))
 
 
-def _forged(model: "nn.Module", name: str, test: "DataSet", run: "lf.RunDir", sizes: Sizes) -> "DemoResult":
-    """Attack, audit and analyse the forged model; what the run directory keeps is not computed again."""
-    from lipforge.results import DemoResult
+class Attacked(NamedTuple):
+    """Base and forged model under `fast`, and the audit."""
 
-    recipe, views = lf.recipe_of(model), {"base": lf.plain(model), "forged": lf.forged(model)}
+    base: "lf.RobustResult"
+    forged: "lf.RobustResult"
+    audit: "lf.AuditReport"
+
+
+def _forge(
+    model: "nn.Module", name: str, training: "DataSet", test: "DataSet", run: "lf.RunDir", sizes: Sizes
+) -> Attacked:
+    """Forge the model, attack it and audit it; what the run directory keeps is not computed again."""
+    _say(4, f"forging {name}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
+    lf.forge_(model, lf.take(training, sizes.calibration), ratio=RATIO)
+    test = lf.take(test, sizes.test)
+    views = {"base": lf.plain(model), "forged": lf.forged(model)}
     _say(5, f"attacking {len(test)} test images, base and forged at {ratio_text(RATIO)}")
     base, forged = (
-        lf.evaluate(view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True)
+        lf.evaluate(
+            view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True, shard_size=SHARD
+        )
         for label, view in views.items()
     )
-    difference = lf.compare(base, forged)
-    run.write_result("comparison", difference)
     _say(6, "auditing that: attacks that know of the masks, and as much effort against the base")
-    found = lf.audit(model, test, THREAT, run=run, name=name)
-    _look_inside(model, forged, test, run, sizes.analysed)
+    return Attacked(
+        base, forged, lf.audit(model, test, THREAT, plan=lf.audit_plan(shard_size=SHARD), run=run, name=name)
+    )
+
+
+def _result(
+    model: "nn.Module", attacked: Attacked, found: "lf.ImproveResult", judged: "lf.AuditReport"
+) -> "DemoResult":
+    from lipforge.results import DemoResult
+
+    recipe, (base, forged, audited) = lf.recipe_of(model), attacked
     return DemoResult(
-        model=name,
-        data=test.name,
+        model=base.model,
+        data=base.data,
         threat=str(THREAT),
         attack=base.attack,
         sites=len(recipe.sites),
         calibrated_on=recipe.images_seen,
         ratio=RATIO,
-        count=len(test),
+        count=base.count,
         base=base.robust_accuracy,
         forged=forged.robust_accuracy,
         clean_base=base.clean_accuracy,
         clean_forged=forged.clean_accuracy,
-        difference=difference,
-        verdict=found.verdict,
-        sentence=found.sentence,
-        failed_checks=found.failed_checks,
+        difference=lf.compare(base, forged),
+        verdict=audited.verdict,
+        sentence=audited.sentence,
+        failed_checks=audited.failed_checks,
         unreliable=forged.unreliable,
         change=forged.change,
+        chosen=found.chosen,
+        reason=found.reason,
+        improved_verdict=judged.verdict,
+        improved_sentence=judged.sentence,
+        judged=judged.count,
     )
 
 

@@ -6,7 +6,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 
 FORMAT = Option("--format", help="onnx, pt2 (torch.export) or safetensors (weights and recipe); the suffix of --out.")
 
@@ -35,7 +35,7 @@ def export(
     """
     from lipforge.deployment.formats import Format
 
-    options.check_out(out)
+    check_out(out)
     images, model = data.open(), models.load(options.pick_device(models.device))
     recipe.apply_(model)
     done = lf.export(

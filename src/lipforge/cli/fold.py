@@ -9,7 +9,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say_wrote, show_table
 from lipforge.errors import InputError, RecipeError
 from lipforge.types import parse_number
 
@@ -43,7 +43,7 @@ def fold(
     lipforge fold cifar10-resnet --recipe recipe.json --data cifar10:train --limit 5000 --frequency 0.9,0.95
     """
     frequencies = [parse_number(part.strip(), name="frequency") for part in frequency.split(",")]
-    options.check_out(out)
+    check_out(out)
     with options.session(models, data) as (rank, images, model, _):
         recipe.apply_(model)
         options.require_forged(model, str(recipe.recipe))

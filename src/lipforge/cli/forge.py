@@ -7,7 +7,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import printed, say_wrote, show_table
+from lipforge.cli.output import check_out, printed, say_wrote, show_table
 from lipforge.cli.sites import note_masks
 from lipforge.text import ratio_text
 from lipforge.types import parse_number
@@ -42,7 +42,7 @@ def forge(
     from lipforge.models import carried_masks
 
     chosen_mask, chosen_ratio = parse_mask(mask), parse_number(ratio, name="ratio")
-    options.check_out(out)
+    check_out(out)
     with options.session(models, data) as (rank, images, model, _):
         if rank.is_first:
             note_masks(carried_masks(model))

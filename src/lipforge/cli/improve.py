@@ -8,7 +8,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.text import points_text, share_text
 from lipforge.types import parse_number
@@ -62,7 +62,7 @@ def improve(
     from lipforge.runs.identity import threat_slug
 
     if out is not None:
-        options.check_out(out)
+        check_out(out)
     if min_clean is not None and 0 < min_clean <= 1:
         raise InputError(
             f"min-clean is in percent, got {min_clean:g}; for a share of {min_clean:g} give {100 * min_clean:g}"

@@ -29,6 +29,7 @@ from lipforge.cli.forge import forge
 from lipforge.cli.improve import improve
 from lipforge.cli.models import models
 from lipforge.cli.output import command, discard, errors, note, notes, print_json, quietly
+from lipforge.cli.processes import end_with_parent
 from lipforge.cli.report import report
 from lipforge.cli.reproduce import reproduce
 from lipforge.cli.search import search
@@ -120,6 +121,7 @@ class _Call:
 def start() -> None:
     """Run the command line in a process of its own: what it sets for the whole process is nobody else's."""
     keep_freed_memory()
+    end_with_parent()
     main()
 
 

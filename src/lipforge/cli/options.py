@@ -1,6 +1,5 @@
 """Options that several commands share, in dataclasses that `command` puts into a command's signature."""
 
-import os
 import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,14 @@ from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, cast, get_args, get_type_hints
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 from typer.models import OptionInfo
 
 import lipforge as lf
 from lipforge.cli.output import note
+from lipforge.cli.processes import Processes, in_processes
 from lipforge.errors import InputError
-from lipforge.ranks import Rank, is_first, own_device, process_group
+from lipforge.ranks import Rank, is_first, is_helper, own_device, process_group
 from lipforge.text import ratio_text
 from lipforge.tracking import log_to
 from lipforge.types import Norm, Threat, parse_number
@@ -268,6 +268,7 @@ class RunOptions:
         int, Option(help="Seed of the random numbers of attacks and noise; --data-seed is about the images.")
     ] = 0
     log: Log = None
+    processes: Processes = 1
 
     def open(self) -> "lf.RunDir | None":
         """The run directory, which keeps the command; None where none was asked for."""
@@ -297,18 +298,29 @@ def command(**changes: Any) -> Callable[[Command], Command]:
         def run(**given: Any) -> None:
             token = _effective.set({_key(option): given[option.name] for option in seen})
             values = {name: _value(hints[name], name, given) for name in own}
-            target = next((value.log for value in values.values() if isinstance(value, RunOptions)), None)
+            keep = next((value for value in values.values() if isinstance(value, RunOptions)), RunOptions())
             try:
-                with log_to(target):
-                    function(**values)
+                with log_to(keep.log), in_processes(keep.processes, keep.run):
+                    verdict = _exit(function, values)
             finally:
                 _effective.reset(token)
+            if verdict is not None and not is_helper():
+                raise verdict
 
         run.__signature__ = Signature(seen)  # type: ignore[attr-defined]  # what typer and inspect read
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in seen}
         return run
 
     return spread
+
+
+def _exit(function: Command, values: dict[str, Any]) -> Exit | None:
+    """Run the command; the exit code that it asks for."""
+    try:
+        function(**values)
+    except Exit as request:
+        return request
+    return None
 
 
 def _options(name: str, kind: Any, default: Any, changes: dict[str, Any], panel: str = "") -> Iterator[Parameter]:
@@ -385,15 +397,3 @@ def pick_device(name: str) -> "torch.device":
     except (RuntimeError, AssertionError) as error:
         raise InputError(f"device must be one that torch can use here, got {name!r}: {str(error)[:100]}") from None
     return device
-
-
-def check_out(out: str) -> None:
-    """Raise if a file cannot be written there: before the work, not after it."""
-    path = Path(out)
-    folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
-    if path.is_dir():
-        raise InputError(f"--out must name a file, got the folder {out}")
-    if not folder.is_dir():
-        raise InputError(f"--out {out} cannot be written: {folder} is a file, not a folder")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise InputError(f"--out {out} cannot be written: no permission to write in {folder}")

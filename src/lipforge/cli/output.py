@@ -13,6 +13,7 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from lipforge.errors import InputError
 from lipforge.progress import silence
 from lipforge.records import lipforge_version, to_json
 from lipforge.text import visible
@@ -113,3 +114,15 @@ def write(text: str) -> None:
         print(text, end="", flush=True)
     except BrokenPipeError:
         discard(sys.stdout)
+
+
+def check_out(out: str) -> None:
+    """Raise if a file cannot be written there: before the work, not after it."""
+    path = Path(out)
+    folder = next((parent for parent in path.absolute().parents if parent.exists()), Path("/"))
+    if path.is_dir():
+        raise InputError(f"--out must name a file, got the folder {out}")
+    if not folder.is_dir():
+        raise InputError(f"--out {out} cannot be written: {folder} is a file, not a folder")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(f"--out {out} cannot be written: no permission to write in {folder}")

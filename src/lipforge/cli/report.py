@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from typer import Argument, Option
 
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say_wrote, write
+from lipforge.cli.output import check_out, note, printed, say_wrote, write
 from lipforge.errors import InputError
 from lipforge.records import write_whole
 
@@ -45,7 +45,7 @@ def report(
     for problem in made.problems:
         note(problem)
     if path is not None:
-        options.check_out(str(path))
+        check_out(str(path))
     text = render(made) if format == "html" else _tables(made, table, format)
     if path is not None:
         write_whole(path, text.encode())

@@ -7,7 +7,7 @@ from typer import Option
 
 import lipforge as lf
 from lipforge.cli import options
-from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.text import points_text, share_text
 from lipforge.types import parse_number
@@ -61,7 +61,7 @@ def search(
 
     paths = [path for path in (plot, out) if path is not None]
     for path in paths:
-        options.check_out(path)
+        check_out(path)
     if plot is not None:
         check_picture(plot)
     if stages and groups:

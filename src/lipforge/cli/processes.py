@@ -1,0 +1,94 @@
+"""`--processes`: the same command in several processes of this machine, which share the shards of its run directory.
+
+On a CPU this is faster than one process with as many threads: the batches of an attack are too small for many threads.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated
+
+from typer import Option
+
+from lipforge.cli.output import note
+from lipforge.errors import InputError
+from lipforge.ranks import HELPER, by_torchrun, is_helper
+
+THREADS = "OMP_NUM_THREADS"
+
+Processes = Annotated[
+    int, Option(help="Share the work among this many processes; needs --run. On a CPU, faster than as many threads.")
+]
+
+
+def cores() -> int:
+    """How many threads torch would use here: what OMP_NUM_THREADS says, or the cores of this process."""
+    asked = os.environ.get(THREADS, "")
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return int(asked) if asked.isdecimal() and int(asked) else usable
+
+
+@contextmanager
+def in_processes(count: int, run: str | None) -> Iterator[None]:
+    """During the block, `count` processes run this command on the directory `run`, each with its part of the threads.
+
+    The others compute shards and nothing else: they print nothing, write no result, and end with the block, even if
+    this process is killed. Nothing depends on them. If one fails, a note says so, and its shards are computed here.
+    """
+    if count < 1:
+        raise InputError(f"processes must be at least 1, got {count}")
+    if count == 1 or is_helper():
+        yield
+        return
+    if run is None:
+        raise InputError("--processes needs --run, a directory through which the processes share their work")
+    if by_torchrun():
+        raise InputError("--processes is for a command without torchrun; torchrun --nproc-per-node does the same")
+    threads = max(1, cores() // count)
+    others = [process for process in (_start(threads) for _ in range(count - 1)) if process is not None]
+    try:
+        with _threads(threads):
+            yield
+        if failed := [process.returncode for process in others if process.poll()]:
+            note(f"{len(failed)} of {count} processes failed (exit code {failed[0]}); the work was done without them")
+    finally:
+        for process in others:
+            process.kill()  # a helper has nothing to save: shards are written whole
+            process.communicate()
+
+
+def end_with_parent() -> None:
+    """End this process, if it is a helper, as soon as the one that started it is gone: its standard input closes."""
+    if is_helper():
+        threading.Thread(target=_wait_for_parent, daemon=True).start()
+
+
+def _start(threads: int) -> "subprocess.Popen[bytes] | None":
+    command, silent = [sys.executable, "-m", "lipforge", *sys.argv[1:]], subprocess.DEVNULL
+    environment = {**os.environ, HELPER: "1", THREADS: str(threads)}
+    try:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, env=environment)
+    except OSError as error:  # no memory, too many processes
+        note(f"a process could not be started ({error.strerror}); the work is done without it")
+        return None
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """During the block torch uses that many threads: as many as in the other processes, so that all round alike."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _wait_for_parent() -> None:
+    sys.stdin.buffer.read()
+    os._exit(1)
