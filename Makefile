@@ -31,8 +31,9 @@ demo: $(VENV)/.core
 	$(BIN)/lipforge demo
 
 # Two processes of one thread each: on two cores that is faster than one process of two, and steady on a busy machine.
+# Bytecode is kept in any case: the tests start many processes, and each would compile torch anew.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -42,6 +43,7 @@ check: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/forge_overhead.py
 	$(BIN)/python benchmarks/evaluation.py
+	$(BIN)/python benchmarks/processes.py
 	$(BIN)/python benchmarks/ranks.py
 	$(BIN)/python benchmarks/search.py
 	$(BIN)/python benchmarks/autoattack.py
