@@ -158,6 +158,12 @@ def test_a_helper_does_not_outlive_the_process_that_started_it(environment):
         assert helper.wait(timeout=300) == 1
 
 
+def test_a_helper_that_has_finished_ends_without_an_error(environment):
+    command, its = [sys.executable, "-m", "lipforge", "--version"], {**environment, HELPER: "1"}
+    with subprocess.Popen(command, stdin=subprocess.PIPE, env=its) as helper:
+        assert helper.wait(timeout=300) == 0
+
+
 def test_other_processes_do_not_wait_for_their_standard_input(monkeypatch):
     monkeypatch.setattr(processes.threading, "Thread", None)
     end_with_parent()

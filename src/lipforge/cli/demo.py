@@ -38,7 +38,7 @@ class Sizes:
     calibration: int = 5000
     validation: int = 50
     test: int = 50
-    judged: int = 200
+    judged: int = 150
     analysed: int = 32
 
 
@@ -53,7 +53,7 @@ def demo(
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
     count: Annotated[
-        int | None, Option(help="At most how many images to attack in each step (default: 50, 200 and 50).")
+        int | None, Option(help="At most how many images to attack in each step (default: 50, 150 and 50).")
     ] = None,
     full: Annotated[bool, Option("--full", help="Larger samples: 1,000 to 2,000 images in each step.")] = False,
     processes: Annotated[

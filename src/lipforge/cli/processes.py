@@ -90,5 +90,6 @@ def _threads(count: int) -> Iterator[None]:
 
 
 def _wait_for_parent() -> None:
-    sys.stdin.buffer.read()
+    # Not through sys.stdin: a thread that holds its lock when the interpreter ends aborts the process.
+    os.read(0, 1)
     os._exit(1)
