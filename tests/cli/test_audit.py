@@ -108,8 +108,8 @@ def test_wrong_use_is_explained(run, spec, arguments, message):
 
 
 @pytest.mark.slow
-def test_a_verdict_is_no_crash_to_torchrun(run, environment):
-    arguments = ["audit", "cifar10-resnet", "cifar10-resnet-natural", *map(str, IMAGES), "--json"]
+def test_a_verdict_is_no_crash_to_torchrun(run, environment, model_file, mirrored):
+    arguments = ["audit", f"{model_file}:build", "--recipe", mirrored, *map(str, IMAGES), "--json"]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--max-restarts", "1"]
     command = [*torchrun, "--nproc-per-node", "2", "-m", "--", "lipforge", *arguments]
     shared = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
