@@ -67,7 +67,7 @@ def strength(name: str, results: dict[str, Any]) -> list[str]:
 
     def left(attack: str, stages: Sequence[str]) -> str:
         found = of(name, attack, results)
-        return ", ".join(str(sum(one["after"].get(stage, one["robust"]) for one in found)) for stage in stages)
+        return ", ".join(str(sum(one["after"][stage] for one in found)) for stage in stages)
 
     ours = left("autoattack", ("apgd", "apgd-t", "fab", "square"))
     return [name, left("reference", ("apgd-ce", "apgd-t", "fab-t", "square")), ours]

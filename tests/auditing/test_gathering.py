@@ -237,8 +237,7 @@ def test_what_harder_attacks_leave_undecided_says_where_it_stopped_and_how_to_go
 
 def test_every_rank_goes_by_the_results_that_the_first_one_read(asked, tmp_path, report, monkeypatch):
     other = {f"audit__{name}": replace(report, union=replace(report.union, p_value=0.9)) for name in "abc"}
-    monkeypatch.setattr("lipforge.auditing.run.is_first", lambda: False)
-    monkeypatch.setattr("lipforge.auditing.run.from_first", lambda own: {**own, **other})
+    monkeypatch.setattr("lipforge.auditing.run.from_first", lambda own: other)
     run = RunDir.open(tmp_path)
     for name in "defgh":
         run.write_result(f"audit__{name}", other["audit__a"])

@@ -219,11 +219,13 @@ def merged(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any
     found["from_afar"] = before.get("from_afar", 0) + after.get("from_afar", 0)  # images attacked from far away
     for side in SIDES:
         old, new = before[side], after[side]
-        robust = {at for at, word in enumerate(new["outcome"]) if word == ROBUST}
+        # Broken stays broken, whoever computed the shard, and from whatever it knew.
+        outcome = [b if a == ROBUST else a for a, b in zip(old["outcome"], new["outcome"], strict=True)]
+        robust = {at for at, word in enumerate(outcome) if word == ROBUST}
         stopped = {**old["early_stopped"], **new["early_stopped"]}
         found[side] = {
             **old,
-            "outcome": new["outcome"],
+            "outcome": outcome,
             "notes": [*old["notes"], *new["notes"]],
             "forwards": old["forwards"] + new["forwards"],
             "backwards": [a + b for a, b in zip(old["backwards"], new["backwards"], strict=True)],

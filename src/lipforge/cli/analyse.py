@@ -10,6 +10,7 @@ from typer import Option
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, results, say_wrote, show_table
+from lipforge.cli.processes import refuse_processes
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -44,6 +45,7 @@ def analyse(
     from lipforge.attacks import text_form
     from lipforge.results import merge_notes
 
+    refuse_processes(keep.processes, "analyse")
     chosen, threat = None if attack == "none" else lf.parse_attack(attack), threats.threat
     with options.session(models, data) as (rank, images, model, _):
         recipe.apply_(model, several=True)

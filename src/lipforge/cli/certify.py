@@ -8,6 +8,7 @@ from typer import Option
 import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.output import note, printed, results, say, say_wrote, show_table
+from lipforge.cli.processes import refuse_processes
 from lipforge.text import duration, points_text, share_text
 from lipforge.types import parse_number
 
@@ -49,6 +50,8 @@ def certify(
     """
     from lipforge.certification import Smoothing, certify_cost, noise_pilot
 
+    if estimate:
+        refuse_processes(keep.processes, "--estimate")
     smoothing = Smoothing(parse_number(sigma, name="sigma"), n0, n, alpha, keep.seed, only_correct)
     chosen = None if radii is None else [parse_number(part, name="radii") for part in radii.split(",")]
     cost: dict[str, Any] = {"skip": skip, "limit": data.limit, "batch_size": batch_size}

@@ -1,6 +1,5 @@
 """`lipforge demo`: two changes of the bundled robust model on real images, an audit of each, and the report."""
 
-import copy
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
@@ -26,7 +25,7 @@ THREAT = Threat("linf", "8/255")
 RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
-SHARD, MOST_PROCESSES = 50, 4  # shards are small, so that several processes have work
+SHARD, MOST_PROCESSES = 25, 4  # shards are small, so that several processes have work
 EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
 
 
@@ -74,12 +73,10 @@ def demo(
     run, improved = options.open_run(out), lf.RunDir.open(Path(out) / "improved")
     most = min(MOST_PROCESSES, cores(), -(-sizes.judged // SHARD))
     with in_processes(most if processes is None else processes, out):
-        if is_helper():  # begins at the end, to share the audits that follow
-            _forge(copy.deepcopy(classifier), model, training, test, run, sizes)
         found, judged = _improve(classifier, model, test, improved, sizes)
-        if is_helper():
-            return
         attacked = _forge(classifier, model, training, test, run, sizes)
+    if is_helper():
+        return
     _say(7, "looking inside, and writing the report")
     if found.recipe is not None:
         found.recipe.save(improved.path / "recipe.json")

@@ -9,6 +9,7 @@ import lipforge as lf
 from lipforge.cli import options
 from lipforge.cli.fold import folded_views
 from lipforge.cli.output import note, printed, say, say_wrote, show_table
+from lipforge.cli.processes import refuse_processes
 from lipforge.errors import InputError
 from lipforge.ranks import by_torchrun
 from lipforge.text import duration, share_text
@@ -83,6 +84,8 @@ def evaluate(
     from lipforge.results.evaluation import UNRELIABLE_EXIT
 
     attacks, threat = [lf.parse_attack(text) for text in attack or ["fast"]], threats.threat
+    if estimate:
+        refuse_processes(keep.processes, "--estimate")
     if save_images and keep.run is None:
         raise InputError("--save-images needs --run, a directory to keep them in")
     with options.session(models, data) as (rank, images, model, _):

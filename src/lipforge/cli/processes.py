@@ -6,6 +6,7 @@ On a CPU this is faster than one process with as many threads: the batches of an
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,7 +37,7 @@ def in_processes(count: int, run: str | None) -> Iterator[None]:
     """During the block, `count` processes run this command on the directory `run`, each with its part of the threads.
 
     The others compute shards and nothing else: they print nothing, write no result, and end with the block, even if
-    this process is killed. Nothing depends on them. If one fails, a note says so, and its shards are computed here.
+    this process is killed. No result depends on them. If one fails, a note says why, and its shards are computed here.
     """
     if count < 1:
         raise InputError(f"processes must be at least 1, got {count}")
@@ -48,16 +49,19 @@ def in_processes(count: int, run: str | None) -> Iterator[None]:
     if by_torchrun():
         raise InputError("--processes is for a command without torchrun; torchrun --nproc-per-node does the same")
     threads = max(1, cores() // count)
-    others = [process for process in (_start(threads) for _ in range(count - 1)) if process is not None]
+    others = [process for process in (_start(threads, count) for _ in range(count - 1)) if process is not None]
     try:
         with _threads(threads):
             yield
-        if failed := [process.returncode for process in others if process.poll()]:
-            note(f"{len(failed)} of {count} processes failed (exit code {failed[0]}); the work was done without them")
     finally:
         for process in others:
-            process.kill()  # a helper has nothing to save: shards are written whole
-            process.communicate()
+            process.end()
+
+
+def refuse_processes(count: int, what: str) -> None:
+    """Raise if `what`, which has no shards, was asked for in several processes."""
+    if count > 1:
+        raise InputError(f"{what} has no shards that processes could share; leave --processes out")
 
 
 def end_with_parent() -> None:
@@ -66,11 +70,45 @@ def end_with_parent() -> None:
         threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 
-def _start(threads: int) -> "subprocess.Popen[bytes] | None":
-    command, silent = [sys.executable, "-m", "lipforge", *sys.argv[1:]], subprocess.DEVNULL
-    environment = {**os.environ, HELPER: "1", THREADS: str(threads)}
+class _Helper:
+    """A process that runs this command; a note says why, should it fail before it is ended."""
+
+    def __init__(self, threads: int, count: int) -> None:
+        # The script `lipforge` does not look for modules in the working directory, unlike `python -m`.
+        safe = [] if {"", os.getcwd()} & set(sys.path) else ["-P"]
+        self.said = tempfile.TemporaryFile()  # noqa: SIM115  # closed in `end`
+        self.process = subprocess.Popen(
+            [sys.executable, *safe, "-m", "lipforge", *sys.argv[1:]],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self.said,
+            env={**os.environ, HELPER: "1", THREADS: str(threads)},
+        )
+        self.ended = False
+        self.watch = threading.Thread(target=self._watch, args=(count,), daemon=True)
+        self.watch.start()
+
+    def _watch(self, count: int) -> None:
+        code = self.process.wait()
+        if code and not self.ended:
+            self.said.seek(0)
+            said = self.said.read().decode(errors="replace").strip().splitlines()
+            why = f": {said[-1]}" if said else ""
+            note(f"one of {count} processes failed (exit code {code}){why}; the work goes on without it")
+
+    def end(self) -> None:
+        """End the process. It has nothing to save: shards are written whole."""
+        self.ended = True
+        self.process.kill()
+        self.watch.join()
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.said.close()
+
+
+def _start(threads: int, count: int) -> _Helper | None:
     try:
-        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=silent, stderr=silent, env=environment)
+        return _Helper(threads, count)
     except OSError as error:  # no memory, too many processes
         note(f"a process could not be started ({error.strerror}); the work is done without it")
         return None

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from filelock import FileLock
 from torch import nn
 
 from lipforge.errors import InputError, ModelError, suggest
@@ -139,9 +140,14 @@ def _local_or_download(entry: Entry, part: int, weights_dir: str | Path | None) 
     found = find_weights(weights_dir, names)
     home = Path(weights_dir or Path(torch.hub.get_dir()) / "robustbench")
     target = home / names[0]
-    if found is not None or target.is_file():
-        return found or target
+    if found is not None:
+        return found
     target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(target.with_name(f".{target.name}.lock")):  # another process may be downloading it
+        return target if target.is_file() else _download(entry, part, target)
+
+
+def _download(entry: Entry, part: int, target: Path) -> Path:
     partial = target.with_name(f"{target.name}.part")
     drive_id = entry.drive_ids[part]
     way_out = f"get it from https://drive.google.com/file/d/{drive_id} and save it as {target}"

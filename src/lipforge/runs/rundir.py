@@ -3,6 +3,7 @@
 import os
 import re
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 from lipforge.errors import InputError, RunError, WriteError
 from lipforge.logs import logger
-from lipforge.ranks import is_first
+from lipforge.ranks import is_first, is_helper
 from lipforge.records import check_inside, read_json, sweep, to_builtins, write_json
 from lipforge.results import FORMAT, OLDER, from_record, record
 from lipforge.runs.identity import environment
@@ -88,7 +89,7 @@ class RunDir:
         """What `make` gave the first time, kept in <name>.json: every later session and process gets the same."""
         path = self.path / f"{_checked(name)}.json"
         if not path.exists():
-            _write_once(path, make())
+            _write_once(path, None if is_helper() else make())
         return _read(path)
 
     def shards(self) -> int:
@@ -150,7 +151,10 @@ def _read(path: Path) -> Any:
 
 
 def _write_once(path: Path, value: Any) -> None:
-    """Write `value` unless there is a file already; of several processes at once exactly one writes."""
+    """Write `value` unless there is a file already; of several processes at once exactly one writes, and no helper:
+    what identifies a run is up to the process that it helps."""
+    while is_helper() and not path.exists():
+        time.sleep(0.05)
     if path.exists():
         return
     whole = path.with_name(f".{path.name}.{secrets.token_hex(8)}.part")
