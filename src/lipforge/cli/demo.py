@@ -25,7 +25,7 @@ THREAT = Threat("linf", "8/255")
 RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
-SHARD, MOST_PROCESSES = 25, 4  # shards are small, so that several processes have work
+SHARD, MOST_PROCESSES = 25, 4
 EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
 
 
@@ -35,8 +35,8 @@ class Sizes:
     change, and to look inside. All but the first are test images; those that choose are not those that judge."""
 
     calibration: int = 5000
-    validation: int = 50
-    test: int = 50
+    validation: int = 40
+    test: int = 40
     judged: int = 150
     analysed: int = 32
 
@@ -52,7 +52,7 @@ def demo(
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
     count: Annotated[
-        int | None, Option(help="At most how many images to attack in each step (default: 50, 150 and 50).")
+        int | None, Option(help="At most how many images to attack in each step (default: 40, 150 and 40).")
     ] = None,
     full: Annotated[bool, Option("--full", help="Larger samples: 1,000 to 2,000 images in each step.")] = False,
     processes: Annotated[
@@ -113,13 +113,14 @@ def _improve(
 
     _say(2, f"improving: does averaging over the mirror image help on {sizes.validation} held-out images?")
     others = view(test, range(sizes.judged, len(test)), name=f"{test.name}/from {sizes.judged} on")
-    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",), "shard_size": SHARD}
+    given = {"calibrate": 0, "validate": sizes.validation, "max_cost": 2, "parts": ("tta",)}
+    given["shard_size"] = _shard(sizes.validation)
     found = lf.improve(model, others, THREAT, **given, run=run, name=name)  # type: ignore[arg-type]
     changed = lf.plain(model) if found.recipe is None else found.model
     if found.recipe is None:
         lf.set_tta_(changed, "mirror")
     _say(3, f"auditing that on up to {sizes.judged} test images")
-    plan = lf.audit_plan(shard_size=SHARD)
+    plan = lf.audit_plan(shard_size=_shard(sizes.judged))
     if sizes.judged < FULL.judged:  # a demo is short; docs/improve.md has audits with everything
         plan = replace(plan, boundary=lf.Boundary(), hard_label=lf.RayS(queries=500))
     judged = lf.take(test, sizes.judged)
@@ -140,18 +141,18 @@ def _forge(
     """Forge the model, attack it and audit it; what the run directory keeps is not computed again."""
     _say(4, f"forging {name}: bounds from {sizes.calibration:,} training images, one pass, no gradients")
     lf.forge_(model, lf.take(training, sizes.calibration), ratio=RATIO)
-    test = lf.take(test, sizes.test)
+    test, size = lf.take(test, sizes.test), _shard(sizes.test)
     views = {"base": lf.plain(model), "forged": lf.forged(model)}
     _say(5, f"attacking {len(test)} test images, base and forged at {ratio_text(RATIO)}")
     base, forged = (
         lf.evaluate(
-            view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True, shard_size=SHARD
+            view, test, lf.fast(), THREAT, run=run, label=label, model_name=name, save_images=True, shard_size=size
         )
         for label, view in views.items()
     )
     _say(6, "auditing that: attacks that know of the masks, and as much effort against the base")
     return Attacked(
-        base, forged, lf.audit(model, test, THREAT, plan=lf.audit_plan(shard_size=SHARD), run=run, name=name)
+        base, forged, lf.audit(model, test, THREAT, plan=lf.audit_plan(shard_size=size), run=run, name=name)
     )
 
 
@@ -186,6 +187,11 @@ def _result(
         improved_sentence=judged.sentence,
         judged=judged.count,
     )
+
+
+def _shard(count: int) -> int:
+    """Images per shard: few, so that several processes have work."""
+    return min(SHARD, -(-count // 2))
 
 
 def _look_inside(model: "nn.Module", result: "lf.RobustResult", test: "DataSet", run: "lf.RunDir", count: int) -> None:

@@ -77,7 +77,8 @@ def work(
                 if not any(_compute(shelf, task, index, compute) for index in missing):
                     time.sleep(pause)
                     pause = min(2 * pause, longest)
-                step(look(), f"waiting for shards of other processes: {len(missing)}")
+                seen = look()
+                step(seen, "" if seen else f"waiting for shards of other processes: {len(missing)}")
         return [done[index] for index in range(goal.end)]
 
 
