@@ -190,6 +190,8 @@ def test_what_further_attacks_found_is_added_to_a_shard():
     assert found["candidate"]["early_stopped"] == {"a1": [0], "a2": []}, "the second image is not robust any more"
     assert (found["base"]["always_early_stopped"], found["candidate"]["always_early_stopped"]) == (0, 1)
     assert (found["seconds"], found["same"]) == (3.5, False)
+    forgot = {**shard(spent(["robust", "robust"], 2), spent(["robust", "b"], 2)), "seconds": 0.5}
+    assert merged(before, forgot)["base"]["outcome"] == ["robust", "pgd"], "broken stays broken"
 
 
 def test_attacks_from_far_away_that_break_a_tenth_of_the_gained_images_stop_a_claim():

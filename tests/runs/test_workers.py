@@ -5,7 +5,8 @@ import os
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import torch.distributed as dist
 
 import lipforge.progress
+import lipforge.runs.workers
 from lipforge.errors import RunError
 from lipforge.runs import RunDir, open_task, work
 from lipforge.runs.workers import _Memory
@@ -181,6 +183,25 @@ def test_progress_counts_images_and_shows_the_status(tmp_path, capsys, monkeypat
     shown = capsys.readouterr().err
     assert "7/7" in shown
     assert "up to 36" in shown
+
+
+def test_the_bar_says_while_it_waits_for_another_process_and_no_longer(tmp_path, monkeypatch):
+    said: list[tuple[int, str]] = []
+
+    @contextmanager
+    def listening(*label: Any, **options: Any) -> Iterator[Callable[..., None]]:
+        yield lambda advance, note="": said.append((advance, note))
+
+    monkeypatch.setattr(lipforge.runs.workers, "progress", listening)
+    task = open_task(RunDir.open(tmp_path), "squares", {}, 4, 2)
+    with task.claim(1) as mine:
+        assert mine
+        waiting = threading.Thread(target=work, args=(task, squares, "squaring"))
+        waiting.start()
+        wait_until(lambda: said[-1:] == [(0, "waiting for shards of other processes: 1")], "it says so")
+        task.write(1, squares(task.images(1)))
+    waiting.join(timeout=60)
+    assert said[-1] == (2, "")
 
 
 def test_a_rank_that_has_not_joined_the_others_is_told_to(monkeypatch):

@@ -140,8 +140,8 @@ def _local_or_download(entry: Entry, part: int, weights_dir: str | Path | None) 
     found = find_weights(weights_dir, names)
     home = Path(weights_dir or Path(torch.hub.get_dir()) / "robustbench")
     target = home / names[0]
-    if found is not None:
-        return found
+    if found is not None or target.is_file():  # without a lock: the folder may be read-only
+        return found or target
     target.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(target.with_name(f".{target.name}.lock")):  # another process may be downloading it
         return target if target.is_file() else _download(entry, part, target)
