@@ -131,7 +131,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     r"data\.digest": {"data": (X.flip(0), Y)},
     "model has other weights": {"classifier": linear(classes=3)},
     "batch_size was 100, now 7": {"batch_size": 7, "shard_size": 100},
-    "size was 100, now 50": {"shard_size": 50},
+    "shard_size was 100, now 50": {"shard_size": 50},
     r"model\.identity was None, now \{'recipe': 'other'\}": {"identity": {"recipe": "other"}},
 }
 

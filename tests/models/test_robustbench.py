@@ -1,5 +1,7 @@
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,15 @@ import torch
 
 import lipforge
 from lipforge.errors import InputError, WeightsError
-from lipforge.models import load_model
-from lipforge.models.robustbench import Entry, _parts, find_entry, import_robustbench, robustbench_entries
+from lipforge.models import load_model, robustbench
+from lipforge.models.robustbench import (
+    Entry,
+    _local_or_download,
+    _parts,
+    find_entry,
+    import_robustbench,
+    robustbench_entries,
+)
 
 pytestmark = pytest.mark.zoo
 
@@ -61,6 +70,22 @@ def test_an_error_page_in_the_directory_is_reported_and_not_downloaded_over(tmp_
     (tmp_path / f"{NAME}.pt").write_text("<html>quota exceeded</html>")
     with pytest.raises(WeightsError, match=rf"{NAME}\.pt is a web page"):
         load_model(SPEC, weights_dir=tmp_path)
+
+
+def test_several_loads_at_once_download_a_file_once(tmp_path, monkeypatch):
+    downloads = []
+
+    def slowly(entry, part, target):
+        downloads.append(target)
+        time.sleep(0.3)
+        target.write_bytes(b"weights")
+        return target
+
+    monkeypatch.setattr(robustbench, "_download", slowly)
+    entry = find_entry(SPEC.removeprefix("robustbench:"))
+    with ThreadPoolExecutor(3) as pool:
+        found = set(pool.map(lambda _: _local_or_download(entry, 0, tmp_path), range(3)))
+    assert downloads == [*found] == [tmp_path / "cifar100" / "Linf" / f"{NAME}.pt"]
 
 
 def test_weights_of_another_entry_are_refused(tmp_path, source):

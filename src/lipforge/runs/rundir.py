@@ -189,6 +189,6 @@ def _differences(there: Any, asked: Any, where: str = "") -> list[str]:
         return []
     digests = all(isinstance(value, str) and DIGEST.fullmatch(value) for value in (there, asked))
     if not digests:
-        return [f"{where} was {there!r}, now {asked!r}"]
+        return [f"{'shard_size' if where == 'size' else where} was {there!r}, now {asked!r}"]
     owner, _, key = where.rpartition(".")
     return [f"{owner} has other {DIGESTS[key]}" if owner and key in DIGESTS else f"{where} differs"]
