@@ -1,7 +1,8 @@
 """lipforge's autoattack and fast against pyautoattack: same models, images and threads; robust images and time.
 
     python benchmarks/autoattack.py [--images 70] [--attacks autoattack,fast] [--rounds 3] [--weights-dir DIR]
-    python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255
+    python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255 --out forged.json
+    python benchmarks/autoattack.py --model cifar10-resnet --tta mirror --at 2009,2104 --out gained.json
     python tools/tables.py
 
 In every round each tool attacks the round's own images, one tool after the other, with the round's number as the seed.
@@ -55,9 +56,11 @@ def main() -> None:
     options = parse_options()
     torch.set_num_threads(options.threads)
     data = lf.load_data(options.data)
+    chosen = [int(position) for position in options.at.split(",")] if options.at else None
+    rounds, count = (1, len(chosen)) if chosen else (options.rounds, options.images)
     settings = {
         "keeps_memory": keep_freed_memory(),
-        "images": options.images,
+        "images": count,
         "data": options.data,
         "threads": options.threads,
         "torch": torch.__version__,
@@ -65,14 +68,14 @@ def main() -> None:
     results = read_json(options.out) if options.out.exists() else {}
     for subject in subjects(options):
         model = subject.build()
-        for seed, attack in itertools.product(range(options.rounds), ("reference", *options.attacks.split(","))):
-            key, first = f"{subject.name} | {attack} | seed {seed}", options.first + seed * options.images
-            stamp = {**settings, "first": first, "eps": subject.eps}
+        for seed, attack in itertools.product(range(rounds), ("reference", *options.attacks.split(","))):
+            key, first = f"{subject.name} | {attack} | seed {seed}", options.first + seed * count
+            stamp = {**settings, "first": first, "eps": subject.eps} | ({"at": chosen} if chosen else {})
             stamp |= {} if attack == "reference" else {"code": code_digest()}
             known = results.get(key)
             if known is None or known["settings"] != stamp or options.fresh:
                 print(f"measuring {key} ...", flush=True)
-                images, labels = data.batch(range(first, first + options.images))
+                images, labels = data.batch(chosen or range(first, first + count))
                 warm_up(model, images[:8])
                 found = measure(model, images, labels, subject, attack, seed)
                 results[key] = {"settings": stamp, "measured": time.strftime("%Y-%m-%d %H:%M"), **found}
@@ -85,6 +88,7 @@ def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--images", type=int, default=70, help="how many in each round")
     parser.add_argument("--first", type=int, default=5000, help="the position of the first round's first image")
+    parser.add_argument("--at", help="only the images at these positions, separated by commas, in one round")
     parser.add_argument("--data", default="cifar10:test", help="a data set with labels")
     parser.add_argument("--attacks", default="autoattack,fast", help="of lipforge, separated by commas")
     parser.add_argument("--threads", type=int, default=2)
@@ -100,7 +104,10 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--recipe-ratio", help="forge --model with Step at this ratio, 2^-6 for example")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--out", type=Path, default=RESULTS)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if (options.model or options.at) and options.out == RESULTS:
+        raise SystemExit(f"--model and --at need --out: {RESULTS.name} has the measurements of the table only")
+    return options
 
 
 def subjects(options: argparse.Namespace) -> list[Subject]:

@@ -1,11 +1,13 @@
 """What `improve` chooses on training images and what the audit says of it on test images, as in docs/improve.md.
 
     python benchmarks/improve.py --weights-dir DIR [--models cifar10-resnet,cnn_a_adv4] [--images 2000] [--runs DIR]
+    python tools/tables.py
 
 Parts are fitted on 5,000 training images of CIFAR-10 and chosen on 1,000 others; the audit uses test images from
 --first on, and stops as soon as they decide. `fast` then attacks base and choice on all of them. With --tta the choice
-is given: only judge it. Each model has a run directory of its own under --runs: interrupted runs resume. With --cost it
-times the parts instead. The last line is JSON.
+is given: only judge it. Each model has a run directory of its own under --runs: interrupted runs resume. Choice
+and judgement are written to benchmarks/results/improve.json; tools/tables.py puts them into docs/improve.md. With
+--cost it times the parts instead. The last line is JSON.
 """
 
 import argparse
@@ -22,21 +24,21 @@ import lipforge as lf
 from lipforge.batching import ImageData
 from lipforge.data.subsets import view
 from lipforge.improvement import fit_head
-from lipforge.results import Improvement
+from lipforge.records import read_json, to_builtins, write_json
 from lipforge.runs.identity import slug
+from lipforge.statistics import paired
 from lipforge.text import points_text
 
-RUNS = Path(__file__).parent / "results" / "improve"
+RESULTS = Path(__file__).parent / "results" / "improve.json"
 MODELS = (
     "cnn_a_adv4", "resnet2b_eps2", "cifar10-vit", "cifar10-resnet", "pni_resnet20_adv_v0", "pni_resnet20_adv_v1"
 )  # fmt: skip
 EPS = {"cnn_a_adv4": "2/255"}  # the radius at which its authors verify it
 MARKERS = {"tta": "o", "head": "s", "affine": "D", "forge": "^"}
 LABELS = {"tta": "TTA, alone or with others", "head": "head", "affine": "affine", "forge": "forge"}
-JUDGED = ("robust", "change", "gained, lost", "n")
-COLUMNS = (
-    "model, eps", "chosen", "passes", "clean", "change", *JUDGED, "verdict", *(f"`fast`: {column}" for column in JUDGED)
-)  # fmt: skip
+SETTINGS = ("first", "images", "calibrate", "validate", "max_cost", "parts", "all_images", "threads")
+LEFT_OUT = ("outcome", "base_outcome", "candidate_outcome", "images")
+"""What a run keeps of every image; the positions of those gained and lost, from the first image on, stay in."""
 
 
 def main() -> None:
@@ -48,27 +50,15 @@ def main() -> None:
     train, test = lf.load_data("cifar10:train"), lf.load_data("cifar10:test")
     images = range(options.first, options.first + options.images)
     judged = view(test, list(images), name=f"cifar10:test/{images.start} to {images.stop - 1}")
-    rows: list[dict[str, Any]] = []
     for name in options.models.split(","):
-        model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
-        title, change = f"{name}, {threat.eps * 255:g}/255", change_of(name, model, train, threat, options)
-        if change is None:
-            rows.append({"model": name, "verdict": None, "text": f"| {title} | | nothing |"})
-            continue
-        chosen, passes, changed = change
-        plan = lf.audit_plan(classes=10, stop_early=not options.all_images)
-        with lf.RunDir.open(options.runs / f"{name}-{slug(chosen)}") as run:  # another choice is another audit
-            report = lf.audit(changed, judged, threat, run=run, plan=plan, name=f"{name}, {chosen}")
-            print(f"{report}\n({report.seconds:.0f} s)", flush=True)
-            base = lf.evaluate(lf.plain(changed), judged, lf.fast(), threat, run=run, label="base")
-            attacked = lf.compare(base, lf.evaluate(changed, judged, lf.fast(), threat, run=run, label="changed"))
-        rows.append(row(name, (title, chosen, str(passes)), report, attacked))
-        print(rows[-1]["text"], flush=True)
-    print(f"\n| {' | '.join(COLUMNS)} |\n{'|---' * len(COLUMNS)}|")
-    print("\n".join(row["text"] for row in rows))
+        found = measure(name, train, judged, options)
+        results = read_json(options.out) if options.out.exists() else {}
+        results |= {name if options.tta is None else f"{name} | {options.tta}": found}
+        write_json(options.out, results)
     if options.plot is not None:
-        plot(kept(options.runs), options.plot)
-    print(json.dumps(rows))
+        tried = {f"{name}, {one['eps']}": one["improve"] for name, one in results.items() if "improve" in one}
+        plot(tried, options.plot)
+    print(json.dumps(results))
 
 
 def parse_options() -> argparse.Namespace:
@@ -84,8 +74,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=2000, help="the position of the first of them")
     parser.add_argument("--all-images", action="store_true", help="audit all of them, though fewer decide")
     parser.add_argument("--cost", action="store_true", help="only time attacks on the mirror TTA, and refits")
-    parser.add_argument("--plot", type=Path, help="draw what all runs in --runs tried, as .svg or .png")
-    parser.add_argument("--runs", type=Path, default=RUNS)
+    parser.add_argument("--plot", type=Path, help="draw what was tried on all models in --out, as .svg or .png")
+    parser.add_argument("--runs", type=Path, default=RESULTS.with_suffix(""))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--threads", type=int, default=2)
     return parser.parse_args()
 
@@ -118,34 +109,25 @@ def line(score: Any) -> str:
     return f"  {score.label}: {accuracies}{gain}; {spent}; {score.status}, n = {score.count}"
 
 
-def kept(runs: Path) -> dict[str, Improvement]:
-    """What was tried in all run directories of a folder, by model and eps."""
-    found = {}
-    for folder in sorted(path for path in runs.iterdir() if (path / "results").is_dir()):
-        with lf.RunDir.open(folder) as run:
-            results = [run.read_result(name) for name in run.results()]
-        found |= {f"{folder.name}, {one.threat.split()[1]}": one for one in results if isinstance(one, Improvement)}
-    return found
-
-
-def plot(tried: dict[str, Improvement], path: Path) -> None:
+def plot(tried: dict[str, Any], path: Path) -> None:
     """Change in robust accuracy on the validation images over forward passes, and over minutes of fitting."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for number, (name, found) in enumerate(tried.items()):
         offset, colour = 0.06 * (number - (len(tried) - 1) / 2), f"C{number}"
-        for score in found.candidates:
-            change = score.robust_change
+        for score in found["candidates"]:
+            change = score["robust_change"]
             if change is None:
                 continue
-            low, high = (abs(100 * (bound - change.difference)) for bound in change.interval)
-            style = {"color": colour, "marker": MARKERS["tta" if score.cost > 1 else score.parts[0]], "capsize": 2}
-            style |= {"markerfacecolor": colour if score.label == found.chosen else "white", "elinewidth": 0.8}
-            at = 100 * change.difference, [[low], [high]]
-            left.errorbar(score.cost + offset, *at, **style)
-            right.errorbar(score.preparation / 60 + 0.3 * offset, *at, **style)
+            low, high = (abs(100 * (bound - change["difference"])) for bound in change["interval"])
+            kind, chosen = "tta" if score["cost"] > 1 else score["parts"][0], score["label"] == found["chosen"]
+            style = {"color": colour, "marker": MARKERS[kind], "capsize": 2, "elinewidth": 0.8}
+            style |= {"markerfacecolor": colour if chosen else "white"}
+            at = 100 * change["difference"], [[low], [high]]
+            left.errorbar(score["cost"] + offset, *at, **style)
+            right.errorbar(score["preparation"] / 60 + 0.3 * offset, *at, **style)
         left.plot([], [], color=colour, marker="o", ls="", label=name)
-    parts = {part for found in tried.values() for score in found.candidates for part in score.parts}
+    parts = {part for found in tried.values() for score in found["candidates"] for part in score["parts"]}
     for kind, marker in ((kind, marker) for kind, marker in MARKERS.items() if kind == "tta" or kind in parts):
         right.plot([], [], color="grey", markerfacecolor="white", marker=marker, ls="", label=LABELS[kind])
     for axes, title in ((left, "forward passes per image"), (right, "minutes of fitting")):
@@ -158,33 +140,44 @@ def plot(tried: dict[str, Improvement], path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def change_of(
-    name: str, model: torch.nn.Module, train: ImageData, threat: lf.Threat, options: argparse.Namespace
-) -> tuple[str, int, torch.nn.Module] | None:
-    """The change to judge: its name, its forward passes and the changed model. None: `improve` chose nothing."""
-    if options.tta is not None:
+def measure(name: str, train: ImageData, judged: ImageData, options: argparse.Namespace) -> dict[str, Any]:
+    """One model: what was tried and chosen, the audit of the choice, and `fast` on all of the test images."""
+    model, threat = load_any(name, options.weights_dir), lf.Threat("linf", EPS.get(name, eps_of(name)))
+    settings = {key: vars(options)[key] for key in SETTINGS} | {"torch": torch.__version__}
+    found: dict[str, Any] = {"eps": f"{threat.eps * 255:g}/255", "settings": settings, "chosen": options.tta}
+    if options.tta is None:
+        with lf.RunDir.open(options.runs / name) as run:
+            improved = lf.improve(
+                model, train, threat, calibrate=options.calibrate, validate=options.validate,
+                max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
+            )  # fmt: skip
+        print(f"{name}: {improved}", *map(line, improved.candidates), sep="\n", flush=True)
+        found |= {"chosen": improved.chosen, "improve": summary(improved.record)}
+        if improved.recipe is None:
+            return found
+        model = improved.model
+    else:
         lf.set_tta_(model, options.tta)
-        return options.tta, lf.TTA.parse(options.tta).cost, model
-    with lf.RunDir.open(options.runs / name) as run:
-        found = lf.improve(
-            model, train, threat, calibrate=options.calibrate, validate=options.validate,
-            max_cost=options.max_cost, parts=options.parts.split(","), run=run, name=name,
-        )  # fmt: skip
-    print(f"{name}: {found}", *map(line, found.candidates), sep="\n", flush=True)
-    return None if found.recipe is None else (found.chosen, found.best.cost, found.model)
+    chosen = found["chosen"]
+    plan = lf.audit_plan(classes=10, stop_early=not options.all_images)
+    with lf.RunDir.open(options.runs / f"{name}-{slug(chosen)}") as run:  # another choice is another audit
+        report = lf.audit(model, judged, threat, run=run, plan=plan, name=f"{name}, {chosen}")
+        print(f"{report}\n({report.seconds:.0f} s)", flush=True)
+        base = lf.evaluate(lf.plain(model), judged, lf.fast(), threat, run=run, label="base")
+        changed = lf.evaluate(model, judged, lf.fast(), threat, run=run, label="changed")
+    sides = {"base": base, "changed": changed, "difference": lf.compare(base, changed)}
+    if report.count < len(judged):  # the images that the audit has not seen confirm it, or do not
+        sides["after_audit"] = paired(base.robust[report.count :], changed.robust[report.count :])
+    print(f"fast: {sides['difference']}", flush=True)
+    return found | {"audit": summary(report), "fast": {key: summary(side) for key, side in sides.items()}}
 
 
-def row(name: str, change: tuple[str, str, str], report: lf.AuditReport, attacked: lf.Comparison) -> dict[str, Any]:
-    """A row of the table: what the audit says on the images that it needed, and `fast` on all of them."""
-    clean = points_text(report.clean.difference, report.clean.interval)
-    cells = (*change, f"{100 * report.clean.base_accuracy:.1f}", clean, *judgement(report.union), f"`{report.verdict}`")
-    text = f"| {' | '.join((*cells, *judgement(attacked)))} |"
-    return {"model": name, "verdict": report.verdict, "failed": report.failed_checks, "text": text}
-
-
-def judgement(robust: lf.Comparison) -> tuple[str, ...]:
-    change = points_text(robust.difference, robust.interval)
-    return f"{100 * robust.base_accuracy:.1f}", change, f"{robust.gained}, {robust.lost}", f"{robust.count:,}"
+def summary(value: Any) -> Any:
+    """A result as JSON keeps it, without what it says of every single image."""
+    value = to_builtins(value)
+    if isinstance(value, dict):
+        return {key: summary(part) for key, part in value.items() if key not in LEFT_OUT}
+    return [summary(part) for part in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

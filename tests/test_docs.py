@@ -114,8 +114,8 @@ def test_code_that_fails_or_prints_something_else_is_noticed(tmp_path):
         run(page, tmp_path)
 
 
-def test_the_table_of_speeds_is_that_of_the_measurements():
-    """README and docs/attacks.md show what benchmarks/results says."""
+def test_the_tables_are_those_of_the_measurements():
+    """README, docs/attacks.md and docs/improve.md show what benchmarks/results says."""
     ended = subprocess.run([sys.executable, "tools/tables.py", "--check"], cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
 
@@ -134,3 +134,35 @@ def test_rounds_on_the_same_images_make_no_table():
         check("net", {attack: rounds(5000, 5070)[: 1 + (attack != "fast")] for attack in attacks})
     with pytest.raises(SystemExit, match="rounds need"):
         check("net", {attack: rounds(5000, 5070, threads=1 + (attack == "fast")) for attack in attacks})
+
+
+def test_choices_are_shown_with_their_audit_and_candidates_with_what_limits_them():
+    improvements = runpy.run_path(str(ROOT / "tools" / "tables.py"))["improvements"]
+
+    def comparison(base, difference, **counts):
+        return {"base_accuracy": base, "difference": difference, "interval": [difference - 0.02, 0.1], **counts}
+
+    def candidate(label, count=500, unreliable=False):
+        change = {"robust_change": comparison(0.3, 0.01), "unreliable": unreliable}
+        return {"label": label, "cost": 2, "count": count, **change}
+
+    tried = {"count": 500, "candidates": [candidate("mirror"), candidate("forge", count=250, unreliable=True)]}
+    tried["notes"] = ["head was not tried: no refit was better on held-out calibration images"]
+    robust = comparison(0.3, 0.05, gained=30, lost=5, count=500, robust_both=145)
+    judged = {"verdict": "real", "clean": comparison(0.8, 0.01), "union": robust}
+    judged |= {"base_early_stopped": 90, "candidate_early_stopped": 100}
+    one = {"eps": "8/255", "settings": {"first": 2000, "images": 500}, "chosen": "mirror"}
+    fast = {"difference": robust, "after_audit": comparison(0.3, 0.04, gained=3, lost=1, count=50)}
+    full = {**one, "improve": tried, "audit": judged, "fast": fast}
+    found = {"b": {**one, "chosen": "nothing", "improve": tried}, "a": full, "a | given": {**one, "audit": judged}}
+    cells = "| not kept | +1.0 [-1.0, +10.0], n = 250, unreliable | +1.0 [-1.0, +10.0] | not tried |"
+    shown = "| a, 8/255 | 80.0 / 30.0 | mirror | 2 | +1.0 [-1.0, +10.0] | +5.0 [+3.0, +10.0] | 30, 5 | 500 |"
+    attacked = "+5.0 [+3.0, +10.0], 30 gained, 5 lost | 500 | +4.0 [+2.0, +10.0], 3 gained, 1 lost | 50 |"
+    assert [table.splitlines()[2:] for table in improvements(found).values()] == [
+        [f"{shown} 90 of 150, 100 of 175 | `real` |", "| b, 8/255 |  | nothing | 1 |  |  |  |  |  | not audited |"],
+        [f"| a, 8/255 | 30.0 | {attacked}"],
+        [f"| a, 8/255, 500 {cells}", f"| b, 8/255, 500 {cells}"],
+    ]
+    found["b"]["settings"] = {"first": 0, "images": 500}
+    with pytest.raises(SystemExit, match="all models need the same test images"):
+        improvements(found)

@@ -14,32 +14,41 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lipforge.text import points_text
+
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "attacks.md")
+PAGES = {
+    "README.md": {"speed"},
+    "docs/attacks.md": {"speed", "strength", "passes"},
+    "docs/improve.md": {"audits", "attacked", "validated"},
+}
 MARKED = re.compile(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ATTACKS = ("autoattack", "fast")
+CANDIDATES = {
+    "head": "head", "forge": "forge 2^-7", "mirror": "mirror", "mirror x diagonals": "mirror x diagonals"
+}  # fmt: skip
 
 
 def main() -> None:
     made = tables()
-    for page in PAGES:
+    for name, expected in PAGES.items():
+        page = ROOT / name
         text = page.read_text()
-        marks = [found[2] for found in MARKED.finditer(text)]
-        if "speed" not in marks or not set(marks) <= set(made):
-            raise SystemExit(
-                f"{page.name} must have a place for the table of speeds and none for unknown ones: {marks}"
-            )
+        marks = {found[2] for found in MARKED.finditer(text)}
+        if marks != expected:
+            raise SystemExit(f"{name} must have places for the tables {sorted(expected)}, has {sorted(marks)}")
         new = MARKED.sub(lambda found: f"{found[1]}{made[found[2]]}{found[3]}", text)
         if "--check" not in sys.argv:
             page.write_text(new)
         elif new != text:
-            raise SystemExit(f"{page.name} shows other tables than {RESULTS.name}: run python tools/tables.py")
+            raise SystemExit(f"{name} shows other tables than {RESULTS.name}: run python tools/tables.py")
 
 
 def tables() -> dict[str, str]:
-    """All tables in Markdown, by their marks: speeds, robust images after each attack, and where the time goes."""
-    measured, passed = (json.loads((RESULTS / name).read_text()) for name in ("autoattack.json", "passes.json"))
+    """All tables in Markdown, by their marks."""
+    files = ("autoattack.json", "passes.json", "improve.json")
+    measured, passed, improved = (json.loads((RESULTS / name).read_text()) for name in files)
     names = dict.fromkeys(key.split(" | ")[0] for key in measured)
     speed = (
         "Model, eps", "clean", "robust: `pyautoattack` / `autoattack` / `fast`", "CPU seconds",
@@ -54,7 +63,86 @@ def tables() -> dict[str, str]:
         "speed": table(speed, [row(name, measured) for name in names]),
         "strength": table(after, [strength(name, measured) for name in names]),
         "passes": table(passes, [cost(name, passed[name]) for name in names]),
+        **improvements(improved),
     }
+
+
+def improvements(results: Mapping[str, Any]) -> dict[str, str]:
+    """What `improve` chose: the audit of each choice, `fast` on it, and candidates on the images that chose it."""
+    audits = (
+        "Model, eps", "base clean / robust", "Chosen", "Passes", "clean change", "robust change", "gained, lost", "n",
+        "Stopped early", "Verdict",
+    )  # fmt: skip
+    found = {name: one for name, one in results.items() if "improve" in one}  # without choices that were given
+    images = {name: [one["settings"][key] for key in ("first", "images")] for name, one in found.items()}
+    if len({tuple(each) for each in images.values()}) > 1:
+        raise SystemExit(f"improve.json: all models need the same test images: {images}")
+    ordered = sorted(found.items(), key=lambda item: -gain(item[1]))
+    return {
+        "audits": table(audits, [audited(name, one) for name, one in ordered]),
+        "attacked": table(
+            (
+                "Model, eps",
+                "base robust, all images",
+                "robust change",
+                "n",
+                "on images that the audit had not used",
+                "n",
+            ),
+            [attacked(name, one) for name, one in ordered if "audit" in one],
+        ),
+        "validated": table(("Model, eps, n", *CANDIDATES.values()), [validated(name, one) for name, one in ordered]),
+    }
+
+
+def gain(one: Mapping[str, Any]) -> float:
+    return float(one["audit"]["union"]["difference"]) if "audit" in one else -1.0
+
+
+def audited(name: str, one: Mapping[str, Any]) -> list[str]:
+    """One model: the choice, and what the audit says of it."""
+    if "audit" not in one:
+        return [f"{name}, {one['eps']}", "", one["chosen"], "1", "", "", "", "", "", "not audited"]
+    report = one["audit"]
+    clean, robust = report["clean"], report["union"]
+    before = f"{100 * clean['base_accuracy']:.1f} / {100 * robust['base_accuracy']:.1f}"
+    passes = next(score["cost"] for score in one["improve"]["candidates"] if score["label"] == one["chosen"])
+    judged = (change(clean), change(robust), f"{robust['gained']}, {robust['lost']}", f"{robust['count']:,}")
+    left = (robust["robust_both"] + robust[key] for key in ("lost", "gained"))
+    early = (report[f"{side}_early_stopped"] for side in ("base", "candidate"))
+    stopped = ", ".join(f"{part} of {all_}" for part, all_ in zip(early, left, strict=True))
+    return [f"{name}, {one['eps']}", before, one["chosen"], str(passes), *judged, stopped, f"`{report['verdict']}`"]
+
+
+def attacked(name: str, one: Mapping[str, Any]) -> list[str]:
+    """One model: what `fast` says of the choice on all images, and on those that the audit did not use."""
+    found = one["fast"]
+    everything, rest = found["difference"], found.get("after_audit")
+    cells = [f"{100 * everything['base_accuracy']:.1f}", counted(everything), f"{everything['count']:,}"]
+    return [f"{name}, {one['eps']}", *cells, *(("", "0") if rest is None else (counted(rest), f"{rest['count']:,}"))]
+
+
+def validated(name: str, one: Mapping[str, Any]) -> list[str]:
+    """One model: the candidates on the images that chose among them."""
+    tried = one["improve"]
+    scores, count = {score["label"]: score for score in tried["candidates"]}, tried["count"]
+
+    def cell(label: str) -> str:
+        if label not in scores:
+            return "not kept" if any(note.startswith(f"{label} ") for note in tried["notes"]) else "not tried"
+        score = scores[label]
+        few = "" if score["count"] == count else f", n = {score['count']:,}"
+        return f"{change(score['robust_change'])}{few}{', unreliable' if score['unreliable'] else ''}"
+
+    return [f"{name}, {one['eps']}, {count:,}", *map(cell, CANDIDATES)]
+
+
+def change(found: Mapping[str, Any]) -> str:
+    return points_text(found["difference"], found["interval"])
+
+
+def counted(found: Mapping[str, Any]) -> str:
+    return f"{change(found)}, {found['gained']} gained, {found['lost']} lost"
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
