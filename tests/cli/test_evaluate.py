@@ -95,7 +95,7 @@ def test_a_run_is_kept_resumed_and_refused_if_it_changes(run):
     assert len(written) == 3
     again = run(*arguments)
     assert again.out == first.out
-    assert again.err == "note: kept has finished shards (3); those of the same work are reused\n"
+    assert again.err == "note: kept has 3 finished shards; those of the same work are reused\n"
     assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written
     assert run(*arguments, "--data", "cifar10-sample:test").code == 0  # the same images by their other name
     assert {path: path.stat().st_mtime_ns for path in Path("kept").rglob("0*.json")} == written

@@ -26,7 +26,7 @@ def test_measured_stands_beside_published_and_is_kept(run, tmp_path):
     again = run(*PRINTED, "--run", "runs/x", "--json")
     found = result_of(again.out)
     assert (found["kind"], found["table"], len(found["rows"])) == ("reproduction", "1a", 4)
-    assert "resuming: 2 finished shards" in again.err
+    assert "2 finished shards" in again.err
 
 
 def test_missing_checkpoints_are_named_with_where_they_go(run, tmp_path):

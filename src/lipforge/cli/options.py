@@ -371,7 +371,7 @@ def open_run(path: str) -> "lf.RunDir":
     config = {name: value for name, value in _effective.get({}).items() if value is not None}
     run = lf.RunDir.open(path, command=shlex.join(["lipforge", *sys.argv[1:]]), config=config)
     if is_first() and (shards := run.shards()):
-        note(f"{path} has finished shards ({shards}); those of the same work are reused")
+        note(f"{path} has {shards} finished shard{'s' if shards > 1 else ''}; those of the same work are reused")
     return run
 
 
