@@ -185,8 +185,8 @@ def reference(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject
     log.removeHandler(reader)
     log.setLevel(level)
     with torch.no_grad():
-        clean, robust = (int((model(x).argmax(dim=1) == labels).sum()) for x in (images, x_adv))
-    return {"clean": clean, "robust": robust, "after": left, "seconds": seconds}
+        clean, robust = (model(x).argmax(dim=1) == labels for x in (images, x_adv))
+    return {"clean": int(clean.sum()), **survivors(robust), "after": left, "seconds": seconds}
 
 
 def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, attack: str, seed: int) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, att
         seconds.append(time.process_time() - started)
     return {
         "clean": result.stages[0].robust,
-        "robust": int((~result.broken).sum()),
+        **survivors(~result.broken),
         "after": {stage.attack: stage.robust for stage in result.stages[1:]},
         "stage_seconds": {stage.attack: round(stage.seconds, 3) for stage in result.stages},
         "forwards": float(result.forwards.float().mean()),
@@ -209,6 +209,11 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, att
         "notes": [str(note) for note in result.notes],
         "seconds": statistics.median(seconds),
     }
+
+
+def survivors(robust: Tensor) -> dict[str, Any]:
+    """How many images are robust, and which of the round's."""
+    return {"robust": int(robust.sum()), "robust_images": robust.nonzero().flatten().tolist()}
 
 
 if __name__ == "__main__":
