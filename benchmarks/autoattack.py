@@ -2,7 +2,7 @@
 
     python benchmarks/autoattack.py [--images 70] [--attacks autoattack,fast] [--rounds 3] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255 --out forged.json
-    python benchmarks/autoattack.py --model cifar10-resnet --tta mirror --at 2009,2104 --out gained.json
+    python benchmarks/autoattack.py --only cifar10-resnet --tta mirror --at 2009,2104 --out gained.json
     python tools/tables.py
 
 In every round each tool attacks the round's own images, one tool after the other, with the round's number as the seed.
@@ -67,9 +67,12 @@ def main() -> None:
     }
     results = read_json(options.out) if options.out.exists() else {}
     for subject in subjects(options):
-        model = subject.build()
+        model, name = subject.build(), subject.name
+        if options.tta:
+            lf.set_tta_(model, options.tta)
+            name += f", {options.tta}"
         for seed, attack in itertools.product(range(rounds), ("reference", *options.attacks.split(","))):
-            key, first = f"{subject.name} | {attack} | seed {seed}", options.first + seed * count
+            key, first = f"{name} | {attack} | seed {seed}", options.first + seed * count
             stamp = {**settings, "first": first, "eps": subject.eps} | ({"at": chosen} if chosen else {})
             stamp |= {} if attack == "reference" else {"code": code_digest()}
             known = results.get(key)
@@ -100,13 +103,13 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--model", help="only this model, as lipforge.load_model takes it")
     parser.add_argument("--weights", help="its weights")
     parser.add_argument("--eps", default="8/255", help="for --model")
-    parser.add_argument("--tta", help="give --model this set of transforms, mirror for example")
+    parser.add_argument("--tta", help="with this set of transforms, mirror for example")
     parser.add_argument("--recipe-ratio", help="forge --model with Step at this ratio, 2^-6 for example")
     parser.add_argument("--fresh", action="store_true", help="measure again what is known")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
-    if (options.model or options.at) and options.out == RESULTS:
-        raise SystemExit(f"--model and --at need --out: {RESULTS.name} has the measurements of the table only")
+    if (options.model or options.tta or options.at) and options.out == RESULTS:
+        raise SystemExit(f"--model, --tta and --at need --out: {RESULTS.name} has the measurements of the table only")
     return options
 
 
@@ -116,8 +119,7 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
         ratio = parse_number(options.recipe_ratio, name="--recipe-ratio") if options.recipe_ratio else 0.0
         name = options.model + (f" {options.weights}" if options.weights else "")
         name += f" forged {options.recipe_ratio}" if ratio else ""
-        name += f", {options.tta}" if options.tta else ""
-        return [Subject(name, lambda: bundled(options.model, ratio, options.weights, options.tta), options.eps)]
+        return [Subject(name, lambda: bundled(options.model, ratio, options.weights), options.eps)]
     found = [
         Subject(name, lambda name=name: bundled(name), eps) for name, eps in BUNDLED.items() if name in bundled_names()
     ]
@@ -132,11 +134,9 @@ def subjects(options: argparse.Namespace) -> list[Subject]:
     return [subject for subject in found if subject.name in wanted]
 
 
-def bundled(spec: str, ratio: float = 0.0, weights: str | None = None, tta: str | None = None) -> nn.Module:
-    """The model with test-time augmentation, if any, or its forged view, calibrated on the 500 sample images of the
-    training set."""
+def bundled(spec: str, ratio: float = 0.0, weights: str | None = None) -> nn.Module:
+    """The model, or its forged view, calibrated on the 500 sample images of the training set."""
     model = lf.load_model(spec, weights).requires_grad_(False)
-    lf.set_tta_(model, tta)
     if not ratio:
         return model
     lf.forge_(model, lf.load_data("cifar10-sample:train"), mask=lf.Step(), ratio=ratio)

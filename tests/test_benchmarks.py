@@ -53,7 +53,7 @@ def test_images_that_stay_robust_are_named(benchmark):
     assert survivors(torch.tensor([False, True, True])) == {"robust": 2, "robust_images": [1, 2]}
 
 
-@pytest.mark.parametrize("options", [NATURAL, ("--at", "1,2")], ids=["model", "at"])
+@pytest.mark.parametrize("options", [NATURAL, ("--tta", "mirror"), ("--at", "1,2")], ids=["model", "tta", "at"])
 def test_other_measurements_are_kept_out_of_the_file_of_the_table(benchmark, options):
-    with pytest.raises(SystemExit, match=r"--model and --at need --out: autoattack\.json"):
+    with pytest.raises(SystemExit, match=r"--model, --tta and --at need --out: autoattack\.json"):
         benchmark(*options)
