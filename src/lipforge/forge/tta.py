@@ -11,7 +11,6 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from lipforge.errors import InputError, ModelError, SiteError
 from lipforge.forge.sites import unwrap
@@ -54,12 +53,21 @@ class Transform:
             return x
         if up >= height or left >= width:
             raise InputError(f"a shift must be smaller than the image ({height} x {width}), got {self}")
-        padded = functional.pad(x, (left, left, up, up), mode="reflect")
-        return padded[..., up - self.down :, left - self.right :][..., :height, :width]
+        return _shifted(_shifted(x, self.down, -2), self.right, -1)
 
     def __str__(self) -> str:
         moved = f"shift {self.down:+d} {self.right:+d}" if self.down or self.right else ""
         return ", ".join(filter(None, ("mirror" if self.mirror else "", moved))) or "identity"
+
+
+def _shifted(x: Tensor, pixels: int, dim: int) -> Tensor:
+    """`x` moved along one dimension, by slices: on CUDA the gradient of reflection padding is not deterministic."""
+    if not pixels:
+        return x
+    size, gap = x.shape[dim], abs(pixels)
+    kept = x.narrow(dim, max(-pixels, 0), size - gap)
+    reflected = x.narrow(dim, 1 if pixels > 0 else size - 1 - gap, gap).flip(dim)
+    return torch.cat((reflected, kept) if pixels > 0 else (kept, reflected), dim)
 
 
 @dataclass(frozen=True)
