@@ -340,7 +340,9 @@ def images_to_decide(comparison: Comparison, power: float = 0.8, confidence: flo
     return math.ceil((spread / difference) ** 2)
 
 
-def likely_limits(gain: float, loss: float, count: ArrayLike, power: float = 0.8) -> tuple[Any, Any]:
+def likely_limits(
+    gain: float, loss: float, count: ArrayLike, power: float = 0.8, confidence: float = 0.95
+) -> tuple[Any, Any]:
     """The limits of `anytime_interval` that `count` images keep with that power, where these shares of all images are
     gained and lost: each is the limit at a difference that is off by as much as chance moves it, on its own side."""
     count = np.asarray(count, dtype=np.float64)
@@ -348,7 +350,8 @@ def likely_limits(gain: float, loss: float, count: ArrayLike, power: float = 0.8
 
     def lower(gain: float, loss: float) -> NDArray[np.float64]:
         moved = np.minimum(shift, gain * count)
-        return anytime_limits(gain * count - moved, np.minimum(loss * count + moved, count), count, halvings=18)[0]
+        fewer, more = gain * count - moved, np.minimum(loss * count + moved, count)
+        return anytime_limits(fewer, more, count, confidence, halvings=18)[0]
 
     return lower(gain, loss), -lower(loss, gain)
 

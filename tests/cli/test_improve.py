@@ -5,8 +5,11 @@ import numpy as np
 import pytest
 import torch
 
+from lipforge.cli.improve import _audit_command
+from lipforge.cli.options import DataOptions, ModelOptions, RunOptions
 from lipforge.forge import load_recipe
 from lipforge.results import from_record
+from lipforge.types import Threat
 from tests.improvement import lopsided
 from tests.improvement.lopsided import Lopsided, symmetric
 from tests.schemas import result_of
@@ -44,6 +47,15 @@ def test_the_table_the_reason_the_recipe_and_the_next_command_are_there(improved
     model, (x, _) = Lopsided(), symmetric(8)
     load_recipe(tmp_path / "better.json").apply_(model)
     assert torch.allclose(model(x + 0.01), (Lopsided()(x + 0.01) + Lopsided()((x + 0.01).flip(-1))) / 2, atol=1e-5)
+
+
+def test_the_next_command_names_all_options_that_give_the_model():
+    models = ModelOptions("timm:x", "w.pt", weights_dir="all of them", no_weights=True, classes=7, device="cpu")
+    data, keep = DataOptions(root="files"), RunOptions("runs/x")
+    assert _audit_command(models, data, keep, Threat("linf", "8/255"), "b.json") == (
+        "lipforge audit timm:x --no-weights --weights w.pt --weights-dir 'all of them' --classes 7 --device cpu "
+        "--recipe b.json --norm linf --eps 8/255 --root files --run runs/x"
+    )
 
 
 def test_the_json_is_the_result_with_the_recipe(improved):
@@ -99,7 +111,7 @@ def test_test_images_are_warned_of_in_one_line(improved, data, tmp_path):
         (("--parts", "tta,hat"), "parts must be of tta, head, affine, forge, got 'hat'"),
         (("--validate", 1000), "too few for 1000"),
         (("--tta", "mirror x shifts"), "above max_cost 2"),
-        (("--min-clean", 680), "min_clean must be a share"),
+        (("--min-clean", 680), "min-clean is in percent, from 0 to 100, got 680"),
     ],
 )
 def test_wrong_use_is_explained(improved, options, message):

@@ -1,12 +1,14 @@
+import re
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from scipy.stats import binom
 
 from lipforge.forge import TTA
-from lipforge.improvement.choose import Candidate, best_so_far, choose, combinations, corrected
+from lipforge.improvement.choose import Candidate, best_so_far, choose, clean_cost, combinations, corrected
 from lipforge.results.improve import CandidateScore
-from lipforge.statistics import paired
+from lipforge.statistics import anytime_p_value, paired
 
 MIRROR, MORE = TTA.parse("mirror"), TTA.parse("mirror x diagonals")
 COUNT = 1000
@@ -49,6 +51,29 @@ def test_what_may_be_chance_is_not_chosen():
     assert label == "nothing"
     assert "head, changes robust accuracy by +0.4 [" in reason
     assert "may be chance" in reason
+
+
+@pytest.mark.parametrize(("clean", "said"), [(800, []), (797, []), (795, ["-0.5 ["]), (780, ["-2.0 ["])])
+def test_a_choice_that_seems_to_cost_clean_accuracy_says_so(clean, said):
+    """Two points may be too few for a significant loss, but not for a note."""
+    found = clean_cost(score("mirror", 340, clean=clean, cost=2))
+    assert [text in note for text, note in zip(said, found, strict=True)] == [True] * len(said)
+
+
+@pytest.mark.parametrize("candidates", [1, 10])
+def test_nothing_says_how_many_images_would_decide_it(candidates):
+    """The witness is the exact power: gained images are binomial, and none is lost."""
+    _, reason = chosen(score("head", 304), *(score(f"other {number}", 300) for number in range(candidates - 1)))
+    needed = re.search(r"about ([\d,]+) validation images would probably decide it, in a new run$", reason)
+    assert needed is not None, reason
+    count = int(needed[1].replace(",", ""))
+
+    def power(count: int) -> float:
+        significant = [anytime_p_value(gained, 0, count) * candidates <= 0.05 for gained in range(100)]
+        return float((binom.pmf(range(100), count, 0.004) * significant).sum())
+
+    assert power(count) > 0.8
+    assert power(count // 2) < 0.8, "twice as many as needed"
 
 
 def test_a_gain_must_survive_the_correction_for_all_that_was_tried():

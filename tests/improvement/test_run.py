@@ -1,4 +1,5 @@
 import json
+import re
 import warnings
 from typing import Any
 
@@ -125,7 +126,7 @@ def test_an_audit_of_images_that_chose_claims_nothing(tmp_path):
         ({"tta": ["mirror x shifts"]}, "takes 10 forward passes per image, above max_cost 2"),
         ({"tta": ["sideways"]}, "tta must be"),
         ({"tta": "mirror"}, r"must be a list of sets of transforms, such as \['mirror'\]"),
-        ({"tta": []}, "every set of transforms takes more than max_cost"),
+        ({"tta": []}, "tta must name at least one set of transforms"),
         ({"parts": ("tta", "forge"), "ratio": 5.0}, "ratio must be"),
         ({"parts": ("tta", "forge"), "ratio": 0.0}, "ratio must be above 0 to try forging"),
     ],
@@ -160,8 +161,10 @@ def test_a_head_without_images_of_every_class_is_not_tried():
 def test_an_image_in_both_parts_is_named():
     x, y = symmetric(40)
     twice = (torch.cat((x, x)), torch.cat((y, y)))
-    with pytest.raises(InputError, match=r"validation image \d+ is calibration image \d+ once more"):
+    with pytest.raises(InputError, match=r"validation image \d+ is calibration image \d+ once more") as caught:
         improve(Lopsided(), twice, THREAT, calibrate=40, validate=40, parts=("tta", "head"))
+    one, other = map(int, re.findall(r"image (\d+)", str(caught.value)))
+    assert abs(one - other) == 40, "their positions in the data, not in the shuffled parts"
 
 
 def test_digits_are_not_mirrored_unless_asked_for():
@@ -174,6 +177,21 @@ def test_digits_are_not_mirrored_unless_asked_for():
     asked = improve(Lopsided(), digits, THREAT, max_cost=3, tta=["mirror"], **settings)
     assert [score.label for score in asked.candidates] == ["nothing", "mirror"]
     assert not asked.notes
+    with pytest.raises(InputError, match=r"takes more than max_cost .*mirror image was not tried"):
+        improve(Lopsided(), digits, THREAT, max_cost=2, **settings)
+
+
+@pytest.mark.parametrize(
+    ("name", "mirrored"),
+    [("textures", True), ("fashion-mnist", True), ("FashionMNIST", True), ("scene-text", False), ("EMNIST", False)],
+)
+def test_names_say_where_a_mirror_image_may_be_of_another_class(name, mirrored):
+    x, y = symmetric(20)
+    found = improve(
+        Lopsided(), from_arrays(x.numpy(), y.numpy(), name=name), THREAT, calibrate=0, validate=5, max_cost=3,
+        parts=("tta",), show_progress=False,
+    )  # fmt: skip
+    assert ("mirror" in [score.label for score in found.candidates]) == mirrored
 
 
 @pytest.mark.parametrize(
@@ -181,6 +199,7 @@ def test_digits_are_not_mirrored_unless_asked_for():
     [
         ("cifar10:test", True),
         ("cifar10:test/first 60", True),
+        ("cifar10:test/2000 to 2019", True),
         ("npz:data/x_test.npz", True),
         ("folder:data/Test", True),
         ("cifar10:train", False),
@@ -284,3 +303,8 @@ def test_data_that_knows_its_training_images_gives_these_and_says_so(tmp_path):
     )  # fmt: skip
     assert found.data == "cifar10-sample:train/validation"
     assert found.notes == ("images were drawn from cifar10-sample:train, the training images of cifar10-sample",)
+
+
+def test_a_limit_on_images_that_are_not_used_is_refused():
+    with pytest.raises(InputError, match="a limit on the latter has no effect; give cifar10-sample:train as the data"):
+        improve(seeded(ResidualNet), lf.load_data("cifar10-sample", limit=30), THREAT, validate=2, parts=("tta",))

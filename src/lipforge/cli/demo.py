@@ -247,7 +247,7 @@ def _show(result: "DemoResult", report: Path) -> None:
     say(
         "\nThe second change averages the logits of the image and its mirror image: no mask, no training, two forward "
         f"passes. {chosen} The first test images were among those on which this example was picked, so take it for an "
-        "example; docs/improve.md has the audits on images that nobody had looked at."
+        "example; docs/improve.md has audits on images on which nothing was fitted, chosen or tuned."
     )
     say(f"report:  {report}")
 

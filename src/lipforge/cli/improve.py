@@ -11,7 +11,7 @@ from lipforge.cli import options
 from lipforge.cli.output import check_out, note, printed, say, say_wrote, show_table
 from lipforge.errors import InputError
 from lipforge.text import points_text, share_text
-from lipforge.types import parse_number
+from lipforge.types import Threat, parse_number
 
 if TYPE_CHECKING:
     from lipforge.results import CandidateScore
@@ -39,7 +39,9 @@ def improve(
             help='Transforms to try: mirror, shifts, diagonals, "mirror x shifts", "mirror x diagonals"; repeatable.'
         ),
     ] = None,
-    min_clean: Annotated[float | None, Option(help="The lowest clean accuracy allowed, in percent.")] = None,
+    min_clean: Annotated[
+        float | None, Option(help="The lowest clean accuracy on validation images, in percent.")
+    ] = None,
     ratio: Annotated[str, Option(help="The ratio of forged functions.")] = "2^-7",
     out: Annotated[
         str | None, Option(help="Write the recipe of the choice here; with --run, into it by default.")
@@ -63,6 +65,8 @@ def improve(
 
     if out is not None:
         check_out(out)
+    if min_clean is not None and not 0 <= min_clean <= 100:
+        raise InputError(f"min-clean is in percent, from 0 to 100, got {min_clean:g}")
     if min_clean is not None and 0 < min_clean <= 1:
         raise InputError(
             f"min-clean is in percent, got {min_clean:g}; for a share of {min_clean:g} give {100 * min_clean:g}"
@@ -91,13 +95,24 @@ def improve(
         if out is not None and found.recipe is not None:
             found.recipe.save(out)
     written = [*([out] if out and found.recipe else []), *keep.paths(f"improve__{threat_slug(threat)}")]
-    words = [models.model, *(["--weights", models.weights] if models.weights else []), "--recipe", out or "RECIPE"]
-    words += ["--norm", threat.norm, "--eps", str(threat).split()[1], *(["--run", keep.run] if keep.run else [])]
-    _report(models.model, found, written, shlex.join(map(str, words)), json)
+    _report(models.model, found, written, _audit_command(models, data, keep, threat, out or "RECIPE"), json)
     if found.recipe is not None and out is None and not json:
         note("no recipe was written: --out says where to")
     if found.recipe is None:
         note(f"no recipe was written: the answer is nothing, so there is none to apply or to audit{_set_aside(out)}")
+
+
+def _audit_command(
+    models: options.ModelOptions, data: options.DataOptions, keep: options.RunOptions, threat: Threat, recipe: str
+) -> str:
+    """The audit of the choice: all options that give the same model and threat; the user adds the test images."""
+    named = {
+        "weights": models.weights, "weights-dir": models.weights_dir, "classes": models.classes,
+        "device": None if models.device == "auto" else models.device, "recipe": recipe, "norm": threat.norm,
+        "eps": str(threat).split()[1], "root": data.root, "run": keep.run,
+    }  # fmt: skip
+    words = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
+    return shlex.join(["lipforge", "audit", models.model, *(["--no-weights"] if models.no_weights else []), *words])
 
 
 def _set_aside(out: str | None) -> str:
@@ -119,7 +134,7 @@ def _report(model: str, found: "lf.ImproveResult", written: list[str], audit: st
         note(text)
     say_wrote(written)
     if found.recipe is not None:
-        say(f"next, with --data for test images: lipforge audit {audit}")
+        say(f"next, with --data for test images: {audit}")
 
 
 def _row(score: "CandidateScore") -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from lipforge.forge import TTA
 from lipforge.results.improve import CandidateScore
-from lipforge.statistics import holm
+from lipforge.statistics import Comparison, counts_above, holm, likely_limits
 from lipforge.text import points_text
 
 NOTHING = "nothing"
@@ -81,6 +81,17 @@ def choose(scores: Sequence[CandidateScore], min_clean: float | None) -> tuple[C
     )
 
 
+def clean_cost(best: CandidateScore) -> list[str]:
+    """A note if the choice costs clean accuracy, or seems to."""
+    clean = best.clean_change
+    if clean is None or (clean.interval[1] >= 0 and clean.difference > -WORTH):
+        return []
+    return [
+        f"{best.label} changes clean accuracy by {points_text(clean.difference, clean.interval)} points; "
+        "min_clean refuses candidates below a clean accuracy"
+    ]
+
+
 def may_be_chosen(score: CandidateScore, min_clean: float | None) -> bool:
     """Whether a candidate is reliable and has enough clean accuracy; the base always may."""
     clean_enough = min_clean is None or score.clean_accuracy >= min_clean
@@ -118,5 +129,15 @@ def _why_nothing(others: Sequence[CandidateScore], allowed: Sequence[CandidateSc
     return (
         f"nothing: the best, {best.label}, changes robust accuracy by "
         f"{points_text(change.difference, change.interval)} points, which may be chance "
-        f"(p = {best.p_value:.2g} {_after(others)}); more validation images may decide it"
+        f"(p = {best.p_value:.2g} {_after(others)}); {_needed(change, len(others))}"
     )
+
+
+def _needed(change: Comparison, candidates: int) -> str:
+    """How many images would probably show this gain after the correction, if these shares stay as they are."""
+    counts = counts_above(change.count)
+    shares = change.gained / change.count, change.lost / change.count
+    shown = likely_limits(*shares, counts, confidence=1 - SIGNIFICANT / candidates)[0] > 0
+    if not shown.any():
+        return "a million validation images would probably not decide it"
+    return f"about {counts[shown.argmax()]:,} validation images would probably decide it, in a new run"

@@ -15,14 +15,14 @@ from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import BPDA, Side, changed_pair, check_steady, folded_pair
 from lipforge.auditing.plan import NON_ADAPTIVE, OWN, TRANSFERRED, Plan
 from lipforge.batching import ImageData, LabelledSource, as_data
-from lipforge.data import split
+from lipforge.data import View, split
 from lipforge.errors import InputError
 from lipforge.evaluation.robust import first_images, joined, prepared_once, setting_of, summary
 from lipforge.forge import TTA, Recipe, forges, plain
 from lipforge.forge.insert import is_changed
 from lipforge.forge.layer import check_ratio
 from lipforge.forge.tta import NAMES
-from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, combinations, corrected
+from lipforge.improvement.choose import NOTHING, Candidate, best_so_far, choose, clean_cost, combinations, corrected
 from lipforge.improvement.parts import RATIO, Fitted, combined, fit_parts
 from lipforge.logs import warn
 from lipforge.ranks import is_first
@@ -37,12 +37,13 @@ from lipforge.types import Classifier, Threat, check_threat
 
 PARTS = ("tta", "head", "affine", "forge")
 LOOK_EVERY = 250  # images between two looks at whether a candidate is clearly worse than another
-NO_MIRROR = ("mnist", "usps", "svhn", "digit", "letter", "omniglot", "gtsrb", "text")
+NO_MIRROR = re.compile(r"(?<!fashion)(?<!fashion.)mnist|usps|svhn|digit|letter|omniglot|gtsrb|(?<![a-z])text(?!ur)")
 """Words in the names of data sets whose mirror images mean something else: digits, letters, traffic signs."""
-TEST_SET = re.compile(r"(?<![a-z])test(?![a-z])[^/:]*(/(first|random) \d+)*$", re.IGNORECASE)
+TEST_SET = re.compile(r"(?<![a-z])test(?![a-z])[^/:]*(/((first|random) \d+|\d+ to \d+))*$", re.IGNORECASE)
 """The name of a set of test images, or of some of them: cifar10:test, x_test.npz, test/first 100; no folder above."""
 DRAWN = "images were drawn from {}, the training images of {}"
 MIRRORED = "the mirror image was not tried: in {} it may be of another class; tta=['mirror'] tries it all the same"
+TOO_DEAR = "every set of transforms takes more than max_cost forward passes"
 
 
 @dataclass(frozen=True)
@@ -93,6 +94,7 @@ def improve(
     fitted = tuple(part for part in PARTS if part in parts and part != "tta")
     ttas = _transform_sets(data, tta, max_cost) if "tta" in parts else ()
     _check(model, parts, fitted, tta, max_cost, calibrate, validate, min_clean)
+    _refuse_limit(data)
     if "forge" in parts and check_ratio(ratio) == 0:
         raise InputError("ratio must be above 0 to try forging: with 0 nothing changes; leave 'forge' out of parts")
     calibration, validation, _ = split(data, calibrate if fitted else 0, validate, seed=seed)
@@ -104,9 +106,9 @@ def improve(
     plan = audit_plan(classes=classes_of(model, validation), seed=seed, shard_size=shard_size)
     trial = Trial(experiment, model, threat, plan, found, min_clean)
     helped = [name for name in fitted if not found[name].remark]
+    untried = _untried(data, parts, tta, ttas, found)
     if not helped and not ttas:
-        too_dear = ["every set of transforms takes more than max_cost forward passes"] if "tta" in parts else []
-        raise InputError(f"there is nothing to try: {'; '.join([*too_dear, *_notes(None, found)])}")
+        raise InputError(f"there is nothing to try: {'; '.join(untried)}")
     scores = corrected(list(trial.scores(helped, ttas).values()))
     best, reason = choose(scores, min_clean)
     about, training = setting_of(experiment, plan.non_adaptive, threat, seed), getattr(data, "training", None)
@@ -120,8 +122,8 @@ def improve(
         max_cost=max_cost,
         min_clean=min_clean,
         notes=(
-            *_notes(best, found),
-            *((MIRRORED.format(data.name),) if ttas and not tta and _unmirrored(data) else ()),
+            *untried,
+            *clean_cost(best),
             *((DRAWN.format(training.name, data.name),) if training is not None else ()),
         ),
         images=image_digests(calibration) + image_digests(validation) if run is not None else (),
@@ -250,6 +252,8 @@ def _transform_sets(data: ImageData, asked: Sequence[TTA | str] | None, max_cost
     and its products with shifts; without the mirror where the images are digits or letters."""
     if isinstance(asked, str):
         raise InputError(f"tta must be a list of sets of transforms, such as [{asked!r}], got a text")
+    if asked is not None and not asked:
+        raise InputError("tta must name at least one set of transforms, got none; leave 'tta' out of parts to try none")
     if asked is not None:
         sets = [one if isinstance(one, TTA) else TTA.parse(one) for one in asked]
         if above := [one for one in sets if one.cost > max_cost]:
@@ -262,7 +266,7 @@ def _transform_sets(data: ImageData, asked: Sequence[TTA | str] | None, max_cost
 
 
 def _unmirrored(data: ImageData) -> bool:
-    return any(word in data.name.lower() for word in NO_MIRROR) and "fashion" not in data.name.lower()
+    return NO_MIRROR.search(data.name.lower()) is not None
 
 
 def _check(
@@ -305,23 +309,31 @@ def _warn_of_test_images(name: str) -> None:
         )
 
 
-def _refuse_overlap(calibration: ImageData, validation: ImageData) -> None:
+def _refuse_limit(data: ImageData) -> None:
+    """Raise if some images were selected, but others would be used: the training images that the data set knows."""
+    if isinstance(data, View) and data.training is not None and len(data) < len(data.data):
+        raise InputError(
+            f"improve draws from {data.training.name}, the training images of {data.name}, so that a limit on the "
+            f"latter has no effect; give {data.training.name} as the data, with the limit"
+        )
+
+
+def _refuse_overlap(calibration: View, validation: View) -> None:
     """Raise if an image is in both: what was fitted on it would look better than it is."""
     seen = dict(zip(image_digests(calibration), range(len(calibration)), strict=True)) if len(calibration) else {}
     for position, digest in enumerate(image_digests(validation)):
         if digest in seen:
             raise InputError(
-                f"validation image {position} is calibration image {seen[digest]} once more; remove duplicates from "
-                f"{validation.name}, or try another seed"
+                f"validation image {validation.indices[position]} is calibration image "
+                f"{calibration.indices[seen[digest]]} once more; remove one of them from "
+                f"{validation.data.name}, or try another seed"
             )
 
 
-def _notes(best: CandidateScore | None, found: Fitted) -> list[str]:
-    remarks = [f"{name} was not tried: {part.remark}" for name, part in found.items() if part.remark]
-    clean = None if best is None else best.clean_change
-    if best is not None and clean is not None and clean.interval[1] < 0:
-        remarks.append(
-            f"{best.label} buys its robust gain with clean accuracy ({100 * clean.difference:+.1f} points); "
-            "min_clean refuses candidates below a clean accuracy"
-        )
-    return remarks
+def _untried(
+    data: ImageData, parts: Sequence[str], asked: Sequence[TTA | str] | None, ttas: Sequence[TTA], found: Fitted
+) -> list[str]:
+    """What was not tried, and why."""
+    dear = [f"tta was not tried: {TOO_DEAR}"] if "tta" in parts and not ttas else []
+    mirror = [MIRRORED.format(data.name)] if "tta" in parts and asked is None and _unmirrored(data) else []
+    return [*dear, *mirror, *(f"{name} was not tried: {part.remark}" for name, part in found.items() if part.remark)]
