@@ -3,7 +3,7 @@
     python benchmarks/improve.py --weights-dir DIR [--models cifar10-resnet,cnn_a_adv4] [--images 2000] [--runs DIR]
     python tools/tables.py
 
-Parts are fitted on 5,000 training images of CIFAR-10 and chosen on 1,000 others; the audit uses test images from
+Parts are fitted on 5,000 training images of CIFAR-10 and chosen on --validate others; the audit uses test images from
 --first on, and stops as soon as they decide. `fast` then attacks base and choice on all of them. With --tta the choice
 is given: only judge it. Each model has a run directory of its own under --runs: interrupted runs resume. Choice
 and judgement are written to benchmarks/results/improve.json; tools/tables.py puts them into docs/improve.md. With

@@ -166,3 +166,36 @@ def test_choices_are_shown_with_their_audit_and_candidates_with_what_limits_them
     found["b"]["settings"] = {"first": 0, "images": 500}
     with pytest.raises(SystemExit, match="all models need the same test images"):
         improvements(found)
+
+
+def test_autoattack_is_counted_image_by_image_beside_the_audit():
+    autoattacked = runpy.run_path(str(ROOT / "tools" / "tables.py"))["autoattacked"]
+
+    def round_of(seed, *robust, images=100):
+        return {"settings": {"first": 2000 + 100 * seed, "images": images}, "robust_images": robust}
+
+    union = {
+        "count": 500,
+        "gained_images": [7, 150, 200],
+        "lost_images": [250],
+    }  # from image 2000 on; the last two were not attacked
+    one = {"eps": "8/255", "settings": {"first": 2000}, "chosen": "mirror", "audit": {"union": union}}
+    measured = {
+        "net | reference | seed 0": round_of(0, 1, 2),
+        "net | reference | seed 1": round_of(1, 7, 50),  # not images 7 and 50 of the other round
+        "net, mirror | reference | seed 0": round_of(0, 1, 2, 7),
+        "net, mirror | reference | seed 1": round_of(1, 50),
+    }
+    cells = [row[1:] for row in autoattacked("net", one, measured)]
+    assert cells[0] == ["`pyautoattack` standard", "4", "4", "1, 1", "+0.0 [-2.3, +2.3]", "200"]
+    assert cells[1][:4] == ["all attacks of the audit", "", "", "2, 0"]
+    assert len(cells) == 2
+    measured["net | reference | seed 1"] = round_of(1, 7, images=50)
+    with pytest.raises(SystemExit, match="base and choice need the same images and settings of reference on net"):
+        autoattacked("net", one, measured)
+    with pytest.raises(SystemExit, match=r"net has no audit in improve\.json"):
+        autoattacked("net", {"chosen": "nothing"}, measured)
+    union["count"] = 150
+    measured["net | reference | seed 1"] = round_of(1, 7)
+    with pytest.raises(SystemExit, match="reference on net needs images of the audit"):
+        autoattacked("net", one, measured)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lipforge.statistics import paired_interval
 from lipforge.text import points_text
 
 ROOT = Path(__file__).parent.parent
@@ -21,10 +22,11 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = {
     "README.md": {"speed"},
     "docs/attacks.md": {"speed", "strength", "passes"},
-    "docs/improve.md": {"audits", "attacked", "validated"},
+    "docs/improve.md": {"audits", "attacked", "validated", "autoattacked"},
 }
 MARKED = re.compile(r"(<!-- ([\w-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 ATTACKS = ("autoattack", "fast")
+TOOLS = {"reference": "`pyautoattack` standard", "autoattack": "`autoattack`"}
 CANDIDATES = {
     "head": "head", "forge": "forge 2^-7", "mirror": "mirror", "mirror x diagonals": "mirror x diagonals"
 }  # fmt: skip
@@ -47,8 +49,8 @@ def main() -> None:
 
 def tables() -> dict[str, str]:
     """All tables in Markdown, by their marks."""
-    files = ("autoattack.json", "passes.json", "improve.json")
-    measured, passed, improved = (json.loads((RESULTS / name).read_text()) for name in files)
+    files = ("autoattack.json", "passes.json", "improve.json", "tta.json")
+    measured, passed, improved, attacked_with = (json.loads((RESULTS / name).read_text()) for name in files)
     names = dict.fromkeys(key.split(" | ")[0] for key in measured)
     speed = (
         "Model, eps", "clean", "robust: `pyautoattack` / `autoattack` / `fast`", "CPU seconds",
@@ -64,6 +66,15 @@ def tables() -> dict[str, str]:
         "strength": table(after, [strength(name, measured) for name in names]),
         "passes": table(passes, [cost(name, passed[name]) for name in names]),
         **improvements(improved),
+        "autoattacked": table(
+            ("Model, eps", "Attack", "base robust", "changed robust", "gained, lost", "robust change", "n"),
+            [
+                row
+                for name, one in improved.items()
+                if of(name, "reference", attacked_with)
+                for row in autoattacked(name, one, attacked_with)
+            ],
+        ),
     }
 
 
@@ -135,6 +146,45 @@ def validated(name: str, one: Mapping[str, Any]) -> list[str]:
         return f"{change(score['robust_change'])}{few}{', unreliable' if score['unreliable'] else ''}"
 
     return [f"{name}, {one['eps']}, {count:,}", *map(cell, CANDIDATES)]
+
+
+def autoattacked(name: str, one: Mapping[str, Any], measured: dict[str, Any]) -> list[list[str]]:
+    """One model: AutoAttack on base and choice, and the audit of the same images."""
+    if "audit" not in one:
+        raise SystemExit(f"tta.json: {name} has no audit in improve.json to compare with")
+    label, rows, images = f"{name}, {one['eps']}", [], set[int]()
+    union, first = one["audit"]["union"], one["settings"]["first"]
+    for attack, tool in TOOLS.items():
+        base, changed = (of(each, attack, measured) for each in (name, f"{name}, {one['chosen']}"))
+        if not base and not changed:
+            continue
+        if [each["settings"] for each in base] != [each["settings"] for each in changed]:
+            raise SystemExit(f"tta.json: base and choice need the same images and settings of {attack} on {name}")
+        found = attacked_images(base)
+        if not found <= set(range(first, first + union["count"])) or (images and found != images):
+            raise SystemExit(f"tta.json: {attack} on {name} needs images of the audit, and the same for every attack")
+        images, before, after = found, positions(base), positions(changed)
+        rows.append([label, tool, *map(str, map(len, (before, after))), *differing(before, after, len(images))])
+    before, after = ({first + i for i in union[f"{kind}_images"]} & images for kind in ("lost", "gained"))
+    return [*rows, [label, "all attacks of the audit", "", "", *differing(before, after, len(images))]]
+
+
+def attacked_images(found: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The positions of the images of all rounds."""
+    settings = [one["settings"] for one in found]
+    return {one["first"] + i for one in settings for i in range(one["images"])}
+
+
+def positions(found: Sequence[Mapping[str, Any]]) -> set[int]:
+    """The images of all rounds that stay robust."""
+    return {one["settings"]["first"] + each for one in found for each in one["robust_images"]}
+
+
+def differing(before: set[int], after: set[int], count: int) -> list[str]:
+    """Images that are robust only after, and only before, and the difference; for a fixed number of images."""
+    gained, lost = len(after - before), len(before - after)
+    interval = paired_interval(gained, lost, count)
+    return [f"{gained}, {lost}", points_text((gained - lost) / count, interval), str(count)]
 
 
 def change(found: Mapping[str, Any]) -> str:
