@@ -344,13 +344,15 @@ def likely_limits(
     gain: float, loss: float, count: ArrayLike, power: float = 0.8, confidence: float = 0.95
 ) -> tuple[Any, Any]:
     """The limits of `anytime_interval` that `count` images keep with that power, where these shares of all images are
-    gained and lost: each is the limit at a difference that is off by as much as chance moves it, on its own side."""
+    gained and lost: each is the limit at a difference that is off by as much as chance moves it, on its own side.
+    Gained and lost images take the parts in it that they have in the variance of the difference."""
     count = np.asarray(count, dtype=np.float64)
-    shift = float(ndtri(power)) * np.sqrt(count * max(gain + loss - (gain - loss) ** 2, 0.0)) / 2
+    variance = gain + loss - (gain - loss) ** 2
+    shift = float(ndtri(power)) * np.sqrt(count / variance) if variance > 0 else 0.0
 
     def lower(gain: float, loss: float) -> NDArray[np.float64]:
-        moved = np.minimum(shift, gain * count)
-        fewer, more = gain * count - moved, np.minimum(loss * count + moved, count)
+        fewer = np.maximum(gain * count - shift * gain * (1 - gain + loss), 0.0)
+        more = np.minimum(loss * count + shift * loss * (1 + gain - loss), count)
         return anytime_limits(fewer, more, count, confidence, halvings=18)[0]
 
     return lower(gain, loss), -lower(loss, gain)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lipforge.cli.improve import _audit_command
-from lipforge.cli.options import DataOptions, ModelOptions, RunOptions
+from lipforge.cli.options import ModelOptions, RunOptions
 from lipforge.forge import load_recipe
 from lipforge.results import from_record
 from lipforge.types import Threat
@@ -42,7 +42,7 @@ def test_the_table_the_reason_the_recipe_and_the_next_command_are_there(improved
     assert "2 forward passes per image" in ended.out
     assert f"wrote {tmp_path / 'better.json'}" in ended.out
     assert f"wrote {tmp_path / 'run' / 'results' / 'improve__linf-4over255.json'}" in ended.out
-    assert "next, with --data for test images: lipforge audit" in ended.out
+    assert "next, with --data and other options for test images: lipforge audit" in ended.out
     assert f"--recipe {tmp_path / 'better.json'} --norm linf --eps 4/255 --run {tmp_path / 'run'}" in ended.out
     model, (x, _) = Lopsided(), symmetric(8)
     load_recipe(tmp_path / "better.json").apply_(model)
@@ -51,10 +51,9 @@ def test_the_table_the_reason_the_recipe_and_the_next_command_are_there(improved
 
 def test_the_next_command_names_all_options_that_give_the_model():
     models = ModelOptions("timm:x", "w.pt", weights_dir="all of them", no_weights=True, classes=7, device="cpu")
-    data, keep = DataOptions(root="files"), RunOptions("runs/x")
-    assert _audit_command(models, data, keep, Threat("linf", "8/255"), "b.json") == (
+    assert _audit_command(models, RunOptions("runs/x"), Threat("linf", "8/255"), "b.json") == (
         "lipforge audit timm:x --no-weights --weights w.pt --weights-dir 'all of them' --classes 7 --device cpu "
-        "--recipe b.json --norm linf --eps 8/255 --root files --run runs/x"
+        "--recipe b.json --norm linf --eps 8/255 --run runs/x"
     )
 
 

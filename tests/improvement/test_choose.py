@@ -57,14 +57,17 @@ def test_what_may_be_chance_is_not_chosen():
 def test_a_choice_that_seems_to_cost_clean_accuracy_says_so(clean, said):
     """Two points may be too few for a significant loss, but not for a note."""
     found = clean_cost(score("mirror", 340, clean=clean, cost=2))
-    assert [text in note for text, note in zip(said, found, strict=True)] == [True] * len(said)
+    assert len(found) == len(said)
+    assert all(text in note for text, note in zip(said, found, strict=True))
 
 
 @pytest.mark.parametrize("candidates", [1, 10])
-def test_nothing_says_how_many_images_would_decide_it(candidates):
+def test_nothing_says_how_many_images_would_show_the_gain(candidates):
     """The witness is the exact power: gained images are binomial, and none is lost."""
     _, reason = chosen(score("head", 304), *(score(f"other {number}", 300) for number in range(candidates - 1)))
-    needed = re.search(r"about ([\d,]+) validation images would probably decide it, in a new run$", reason)
+    needed = re.search(
+        r"if it is as large as it looks, about ([\d,]+) validation images would probably show it$", reason
+    )
     assert needed is not None, reason
     count = int(needed[1].replace(",", ""))
 
@@ -72,8 +75,7 @@ def test_nothing_says_how_many_images_would_decide_it(candidates):
         significant = [anytime_p_value(gained, 0, count) * candidates <= 0.05 for gained in range(100)]
         return float((binom.pmf(range(100), count, 0.004) * significant).sum())
 
-    assert power(count) > 0.8
-    assert power(count // 2) < 0.8, "twice as many as needed"
+    assert 0.77 < power(count) < 0.87, "80 %, and up to 5 % more images"
 
 
 def test_a_gain_must_survive_the_correction_for_all_that_was_tried():

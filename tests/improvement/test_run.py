@@ -183,7 +183,14 @@ def test_digits_are_not_mirrored_unless_asked_for():
 
 @pytest.mark.parametrize(
     ("name", "mirrored"),
-    [("textures", True), ("fashion-mnist", True), ("FashionMNIST", True), ("scene-text", False), ("EMNIST", False)],
+    [
+        ("textures", True),
+        ("contexts", True),
+        ("fashion-mnist", True),
+        ("FashionMNIST", True),
+        ("SynthText", False),
+        ("EMNIST", False),
+    ],
 )
 def test_names_say_where_a_mirror_image_may_be_of_another_class(name, mirrored):
     x, y = symmetric(20)
@@ -202,6 +209,7 @@ def test_names_say_where_a_mirror_image_may_be_of_another_class(name, mirrored):
         ("cifar10:test/2000 to 2019", True),
         ("npz:data/x_test.npz", True),
         ("folder:data/Test", True),
+        ("folder:data/testset/", True),
         ("cifar10:train", False),
         ("npz:test/train.npz", False),
         ("npz:latest.npz", False),

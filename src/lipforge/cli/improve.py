@@ -95,21 +95,19 @@ def improve(
         if out is not None and found.recipe is not None:
             found.recipe.save(out)
     written = [*([out] if out and found.recipe else []), *keep.paths(f"improve__{threat_slug(threat)}")]
-    _report(models.model, found, written, _audit_command(models, data, keep, threat, out or "RECIPE"), json)
+    _report(models.model, found, written, _audit_command(models, keep, threat, out or "RECIPE"), json)
     if found.recipe is not None and out is None and not json:
         note("no recipe was written: --out says where to")
     if found.recipe is None:
         note(f"no recipe was written: the answer is nothing, so there is none to apply or to audit{_set_aside(out)}")
 
 
-def _audit_command(
-    models: options.ModelOptions, data: options.DataOptions, keep: options.RunOptions, threat: Threat, recipe: str
-) -> str:
-    """The audit of the choice: all options that give the same model and threat; the user adds the test images."""
+def _audit_command(models: options.ModelOptions, keep: options.RunOptions, threat: Threat, recipe: str) -> str:
+    """The audit of the choice, with all options that give the same model and threat; the images are for the user."""
     named = {
         "weights": models.weights, "weights-dir": models.weights_dir, "classes": models.classes,
         "device": None if models.device == "auto" else models.device, "recipe": recipe, "norm": threat.norm,
-        "eps": str(threat).split()[1], "root": data.root, "run": keep.run,
+        "eps": str(threat).split()[1], "run": keep.run,
     }  # fmt: skip
     words = [word for name, value in named.items() if value is not None for word in (f"--{name}", str(value))]
     return shlex.join(["lipforge", "audit", models.model, *(["--no-weights"] if models.no_weights else []), *words])
@@ -134,7 +132,7 @@ def _report(model: str, found: "lf.ImproveResult", written: list[str], audit: st
         note(text)
     say_wrote(written)
     if found.recipe is not None:
-        say(f"next, with --data for test images: {audit}")
+        say(f"next, with --data and other options for test images: {audit}")
 
 
 def _row(score: "CandidateScore") -> list[str]:

@@ -139,5 +139,5 @@ def _needed(change: Comparison, candidates: int) -> str:
     shares = change.gained / change.count, change.lost / change.count
     shown = likely_limits(*shares, counts, confidence=1 - SIGNIFICANT / candidates)[0] > 0
     if not shown.any():
-        return "a million validation images would probably not decide it"
-    return f"about {counts[shown.argmax()]:,} validation images would probably decide it, in a new run"
+        return "a million validation images would probably not show it"
+    return f"if it is as large as it looks, about {counts[shown.argmax()]:,} validation images would probably show it"

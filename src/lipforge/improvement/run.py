@@ -37,13 +37,12 @@ from lipforge.types import Classifier, Threat, check_threat
 
 PARTS = ("tta", "head", "affine", "forge")
 LOOK_EVERY = 250  # images between two looks at whether a candidate is clearly worse than another
-NO_MIRROR = re.compile(r"(?<!fashion)(?<!fashion.)mnist|usps|svhn|digit|letter|omniglot|gtsrb|(?<![a-z])text(?!ur)")
+NO_MIRROR = re.compile(r"(?<!fashion)(?<!fashion.)mnist|usps|svhn|digit|letter|omniglot|gtsrb|(?<!con)text(?!ur)")
 """Words in the names of data sets whose mirror images mean something else: digits, letters, traffic signs."""
-TEST_SET = re.compile(r"(?<![a-z])test(?![a-z])[^/:]*(/((first|random) \d+|\d+ to \d+))*$", re.IGNORECASE)
+TEST_SET = re.compile(r"(?<![a-z])test(ing|set|s)?(?![a-z])[^/:]*(/((first|random) \d+|\d+ to \d+))*/?$", re.IGNORECASE)
 """The name of a set of test images, or of some of them: cifar10:test, x_test.npz, test/first 100; no folder above."""
 DRAWN = "images were drawn from {}, the training images of {}"
 MIRRORED = "the mirror image was not tried: in {} it may be of another class; tta=['mirror'] tries it all the same"
-TOO_DEAR = "every set of transforms takes more than max_cost forward passes"
 
 
 @dataclass(frozen=True)
@@ -334,6 +333,9 @@ def _untried(
     data: ImageData, parts: Sequence[str], asked: Sequence[TTA | str] | None, ttas: Sequence[TTA], found: Fitted
 ) -> list[str]:
     """What was not tried, and why."""
-    dear = [f"tta was not tried: {TOO_DEAR}"] if "tta" in parts and not ttas else []
-    mirror = [MIRRORED.format(data.name)] if "tta" in parts and asked is None and _unmirrored(data) else []
-    return [*dear, *mirror, *(f"{name} was not tried: {part.remark}" for name, part in found.items() if part.remark)]
+    notes = [f"{name} was not tried: {part.remark}" for name, part in found.items() if part.remark]
+    if "tta" in parts and asked is None and _unmirrored(data):
+        notes.insert(0, MIRRORED.format(data.name))
+    if "tta" in parts and not ttas:
+        notes.insert(0, "tta was not tried: every set of transforms takes more than max_cost forward passes")
+    return notes
