@@ -20,14 +20,14 @@ $(VENV)/.core: pyproject.toml constraints.txt
 	@touch $@
 
 # torchattacks installs folders named robustbench and autoattack over those of RobustBench: it gets a place of its own.
-# Packages are compiled on all cores, and before a test can take a warning of the compiler for an error of its own.
+# Bytecode is made as it is needed, but for torchao: tests would take a warning of its compilation for an error.
 SITE = $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 $(VENV)/.dev: $(VENV)/.core
 	$(PIP) --no-compile -e ".[dev]"
 	$(PIP) --no-compile --no-deps --upgrade --target $(VENV)/torchattacks torchattacks
 	rm -rf $(VENV)/torchattacks/robustbench $(VENV)/torchattacks/autoattack
 	echo "$(abspath $(VENV)/torchattacks)" > "$(SITE)/torchattacks.pth"
-	$(BIN)/python -W ignore -m compileall -qq -j 0 "$(SITE)" $(VENV)/torchattacks || true
+	$(BIN)/python -W ignore -m compileall -qq "$(SITE)/torchao"
 	@touch $@
 
 demo: $(VENV)/.core

@@ -69,11 +69,11 @@ def test_square_leaves_as_many_as_the_reference(fitted, norm):
 
 @pytest.mark.slow
 def test_fast_leaves_no_more_than_the_whole_reference(fitted):
-    net, x, y = (part if callable(part) else part[:30] for part in fitted)
+    net, x, y = (part if callable(part) else part[:12] for part in fitted)
     peer = AutoAttack(net, norm="Linf", eps=0.012, version="standard", seed=0, device="cpu")
-    theirs = ~is_misclassified(net, peer.run_standard_evaluation(x.clone(), y.clone(), batch_size=30)[0], y)
+    theirs = ~is_misclassified(net, peer.run_standard_evaluation(x.clone(), y.clone(), batch_size=12)[0], y)
     found = ~fast().run(net, x, y, threat=Threat("linf", 0.012)).broken
-    assert 5 <= theirs.sum() <= 25
+    assert 2 <= theirs.sum() <= 10
     assert found.sum() <= theirs.sum()
 
 

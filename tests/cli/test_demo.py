@@ -14,7 +14,7 @@ from lipforge.forge import load_recipe
 from lipforge.ranks import HELPER
 from tests.schemas import result_of
 
-TINY = Sizes(calibration=300, validation=10, test=12, judged=8, analysed=4)
+TINY = Sizes(calibration=300, validation=4, test=6, judged=4, analysed=2)
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +34,7 @@ def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run, monk
     result = result_of(ended.out)
     assert ended.code == 0
     assert "CIFAR-10 is not available here" in ended.err
-    assert (result["kind"], result["count"], result["calibrated_on"], result["sites"]) == ("demo", 12, 300, 16)
+    assert (result["kind"], result["count"], result["calibrated_on"], result["sites"]) == ("demo", 6, 300, 16)
     assert result["forged"] - result["base"] == pytest.approx(result["difference"]["difference"])
     assert load_recipe(tmp_path / "demo" / "recipe.json").images_seen == 300
     kinds = {json.loads(path.read_text())["kind"] for path in (tmp_path / "demo" / "results").glob("*.json")}
@@ -43,7 +43,7 @@ def test_the_demo_says_what_it_found_and_resumes_to_the_same(tmp_path, run, monk
         json.loads(path.read_text())["kind"] for path in (tmp_path / "demo" / "improved" / "results").glob("*.json")
     }
     assert kinds == {"audit", "improve"}
-    assert result["judged"] == 8
+    assert result["judged"] == 4
     page = (tmp_path / "demo" / "report.html").read_text()
     assert result["sentence"][result["sentence"].index("points [") :] in html.unescape(page)
     written = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.*") if path.is_file()}
