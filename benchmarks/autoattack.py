@@ -1,8 +1,8 @@
 """lipforge's autoattack and fast against pyautoattack: same models, images and threads; robust images and time.
 
-    python benchmarks/autoattack.py [--images 70] [--attacks autoattack,fast] [--rounds 3] [--weights-dir DIR]
+    python benchmarks/autoattack.py [--images 70] [--attacks reference,fast] [--rounds 3] [--weights-dir DIR]
     python benchmarks/autoattack.py --model cifar10-resnet --recipe-ratio 2^-6 --eps 8/255 --out forged.json
-    python benchmarks/autoattack.py --only cifar10-resnet --tta mirror --at 2009,2104 --out gained.json
+    python benchmarks/autoattack.py --only cifar10-resnet --tta mirror --attacks apgd-t --at 2009,2104 --out gained.json
     python tools/tables.py
 
 In every round each tool attacks the round's own images, one tool after the other, with the round's number as the seed.
@@ -71,7 +71,7 @@ def main() -> None:
         if options.tta:
             lf.set_tta_(model, options.tta)
             name += f", {options.tta}"
-        for seed, attack in itertools.product(range(rounds), ("reference", *options.attacks.split(","))):
+        for seed, attack in itertools.product(range(rounds), options.attacks.split(",")):
             key, first = f"{name} | {attack} | seed {seed}", options.first + seed * count
             stamp = {**settings, "first": first, "eps": subject.eps} | ({"at": chosen} if chosen else {})
             stamp |= {} if attack == "reference" else {"code": code_digest()}
@@ -93,7 +93,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--first", type=int, default=5000, help="the position of the first round's first image")
     parser.add_argument("--at", help="only the images at these positions, separated by commas, in one round")
     parser.add_argument("--data", default="cifar10:test", help="a data set with labels")
-    parser.add_argument("--attacks", default="autoattack,fast", help="of lipforge, separated by commas")
+    parser.add_argument("--attacks", default="reference,autoattack,fast", help="reference is pyautoattack")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="each with images and a seed of its own")
     parser.add_argument(
@@ -199,9 +199,9 @@ def ours(model: nn.Module, images: Tensor, labels: Tensor, subject: Subject, att
         )
         seconds.append(time.process_time() - started)
     return {
-        "clean": result.stages[0].robust,
+        "clean": sum(outcome != "misclassified" for outcome in result.outcome),
         **survivors(~result.broken),
-        "after": {stage.attack: stage.robust for stage in result.stages[1:]},
+        "after": {stage.attack: stage.robust for stage in result.stages if stage.attack != "clean"},
         "stage_seconds": {stage.attack: round(stage.seconds, 3) for stage in result.stages},
         "forwards": float(result.forwards.float().mean()),
         "backwards": float(result.backwards.float().mean()),

@@ -12,7 +12,7 @@ import lipforge as lf
 import lipforge.allocator
 
 SCRIPT = Path(__file__).parent.parent / "benchmarks" / "autoattack.py"
-NATURAL = ("--model", "cifar10-resnet-natural", "--data", "cifar10-sample:test", "--attacks", "fast", "--threads", "1")
+NATURAL = ("--model", "cifar10-resnet-natural", "--data", "cifar10-sample:test", "--threads", "1")
 
 
 @pytest.fixture
@@ -36,10 +36,13 @@ def test_chosen_images_are_measured_once_and_those_that_stay_robust_are_kept(ben
     with torch.no_grad():
         right = model(images).argmax(dim=1) == labels
     fooled, known = int((~right).nonzero()[0]), int(right.nonzero()[-1])
-    options = (*NATURAL, "--at", f"{known},{fooled}", "--eps", "8/255", "--out", tmp_path / "chosen.json")
+    options = (
+        *NATURAL, "--attacks", "reference,apgd-t", "--at", f"{known},{fooled}", "--eps", "8/255",
+        "--out", tmp_path / "chosen.json",
+    )  # fmt: skip
     benchmark(*options)
     found = json.loads((tmp_path / "chosen.json").read_text())
-    assert [key.split(" | ")[1] for key in found] == ["reference", "fast"]
+    assert [key.split(" | ")[1] for key in found] == ["reference", "apgd-t"]
     for one in found.values():
         assert one["settings"]["at"] == [known, fooled]
         assert (one["clean"], one["robust"], one["robust_images"]) == (1, 0, [])
