@@ -25,7 +25,7 @@ THREAT = Threat("linf", "8/255")
 RATIO = 2**-7
 CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 STEPS = 7
-SHARD, MOST_PROCESSES = 25, 4
+SHARD, MOST_PROCESSES = 20, 4
 EXAMPLE = "{} with its mirror image (an example, picked on images that include these)"
 
 
@@ -35,9 +35,9 @@ class Sizes:
     change, and to look inside. All but the first are test images; those that choose are not those that judge."""
 
     calibration: int = 5000
-    validation: int = 40
-    test: int = 40
-    judged: int = 150
+    validation: int = 20
+    test: int = 20
+    judged: int = 120
     analysed: int = 32
 
 
@@ -52,7 +52,7 @@ def demo(
     weights: options.Weights = None,
     out: Annotated[str, Option(help="The run's directory; the same command again resumes it.")] = "runs/demo",
     count: Annotated[
-        int | None, Option(help="At most how many images to attack in each step (default: 40, 150 and 40).")
+        int | None, Option(help="At most how many images to attack in each step (default: 20, 120 and 20).")
     ] = None,
     full: Annotated[bool, Option("--full", help="Larger samples: 1,000 to 2,000 images in each step.")] = False,
     processes: Annotated[
