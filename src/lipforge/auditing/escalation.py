@@ -22,6 +22,7 @@ from lipforge.evaluation.robust import joined
 from lipforge.results import MISCLASSIFIED, ROBUST, Check, Note, Verdict, merge_notes
 from lipforge.results.evaluation import POINT, unreliable_notes
 from lipforge.runs import Shard
+from lipforge.statistics import Comparison
 from lipforge.types import Classifier, Threat
 
 SIDES = ("base", "candidate")
@@ -137,6 +138,19 @@ def clear(decision: Decision, reasons: Mapping[str, Sequence[str]]) -> Decision:
         f"unreliable: it would be {decision.verdict}, {found}, but gradients of the {sides} look masked: "
         + "; ".join(reason for each in reasons.values() for reason in each),
     )
+
+
+def left_to_survive(
+    attacks: Mapping[str, Attack], union: Comparison, attacked: Mapping[str, frozenset[int]]
+) -> dict[str, tuple[Attack, frozenset[int]]]:
+    """The attacks that a claim still has to survive and their images, by stage: those that decide, or the first gained
+    ones for attacks from far away, without those that the stage has `attacked` before."""
+    found = {}
+    for stage, attack in attacks.items():
+        images = union.gained_images[:MOST_GAINED] if stage in FROM_AFAR else union.gained_images + union.lost_images
+        if left := frozenset(images) - attacked.get(stage, frozenset()):
+            found[stage] = attack, left
+    return found
 
 
 class Escalation:

@@ -13,17 +13,16 @@ from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
 from lipforge.auditing.escalation import (
-    MOST_GAINED,
     SIDES,
     Escalation,
     doubts,
     left_by_non_adaptive,
+    left_to_survive,
     merged,
 )
 from lipforge.auditing.gathering import comparisons, decision_of, gather, same_function
 from lipforge.auditing.pairs import Pair, changed_pair, check_steady, classes_of, folded_pair, pair_of
 from lipforge.auditing.plan import (
-    FROM_AFAR,
     OWN,
     STRAIGHT,
     TRANSFERRED,
@@ -235,31 +234,23 @@ def _escalate(
         after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
         return [merged(*each) for each in zip(shards, after, strict=True)]
 
-    ran: dict[str, Any] = {"escalated": 0, "before_claim": ()}
-    attacked_by: dict[str, frozenset[int]] = {}
+    ran: dict[str, Any] = {"escalated": 0, "before_claim": {}}
 
     def decision() -> Decision:
         return decision_of(shards, plan.stages(views, **ran), plan, others)
 
     def claim() -> dict[str, tuple[Attack, frozenset[int]]]:
-        """What the verdict still has to survive if it claims a gain or a loss: attacks and their images, by stage."""
         union = comparisons(shards, plan.stages(views, **ran))[2]
-        found = {}
-        for stage, attack in plan.before_claim(decision().verdict, threat).items():
-            afar = stage in FROM_AFAR
-            images = union.gained_images[:MOST_GAINED] if afar else union.gained_images + union.lost_images
-            if left := frozenset(images) - attacked_by.get(stage, frozenset()):
-                found[stage] = attack, left
-        return found
+        return left_to_survive(plan.before_claim(decision().verdict, threat), union, ran["before_claim"])
 
     number = 0
     for attack in (further.first, further.full, None):
-        while further_claim := claim():  # again for images that decide only since harder attacks broke others
-            further.claim, number = further_claim, number + 1
+        while found := claim():  # again for images that decide only since harder attacks broke others
+            further.claim, number = found, number + 1
             shards = attacked(f"before-claim-{number}", further.before_claim)
-            for stage, (_, images) in further_claim.items():
-                attacked_by[stage] = attacked_by.get(stage, frozenset()) | images
-            ran["before_claim"] = tuple(attacked_by)
+            ran["before_claim"] |= {
+                stage: ran["before_claim"].get(stage, frozenset()) | images for stage, (_, images) in found.items()
+            }
         if attack is None or not doubts(shards, measured, decision(), same=same_function(shards)):
             break
         shards = attacked(f"escalation-{ran['escalated'] + 1}", attack)
