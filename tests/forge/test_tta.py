@@ -87,16 +87,34 @@ def test_names_stand_for_their_transforms():
     assert [TTA.parse(name).cost for name in NAMES] == [2, 3, 5, 6, 10]
     assert [str(TTA.parse(name)) for name in NAMES] == list(NAMES)
     assert TTA.parse(" mirror  x shifts ") == TTA.parse("mirror x shifts")
+    assert TTA.parse("diagonals by 3") == TTA((Transform(), Transform(False, 3, 3), Transform(False, -3, -3)))
+    for text in ("shifts by 2", "mirror x diagonals by 12"):
+        assert str(TTA.parse(text)) == text
+    assert TTA.parse("shifts by 1") == TTA.parse("shifts")
     assert str(TTA(MIRROR.transforms, "probabilities")) == "mirror, mean of probabilities"
     assert str(TTA((Transform(True, 0, 2),))) == "1 transforms (mirror, shift +0 +2)"
 
 
 @pytest.mark.parametrize(
-    "text", ["", "none", "Mirror", "mirror x", "mirror x none", "shifts x mirror", "mirror,shifts", 1]
+    "text",
+    [
+        "",
+        "none",
+        "Mirror",
+        "mirror x",
+        "mirror x none",
+        "shifts x mirror",
+        "mirror,shifts",
+        "mirror by 2",
+        "shifts by 0",
+        1,
+    ],
 )
 def test_an_unknown_name_is_refused_and_the_known_ones_are_named(text):
     model = changed()
-    with pytest.raises(InputError, match=r"tta must be one of mirror, diagonals, .*, mirror x shifts, got"):
+    with pytest.raises(
+        InputError, match=r"tta must be one of mirror, diagonals, .*, mirror x shifts, those with shifts .*, got"
+    ):
         set_tta_(model, text)
     assert tta_of(model) == MIRROR
 

@@ -36,7 +36,8 @@ def improve(
     tta: Annotated[
         list[str] | None,
         Option(
-            help='Transforms to try: mirror, shifts, diagonals, "mirror x shifts", "mirror x diagonals"; repeatable.'
+            help='Transforms to try: mirror, shifts, diagonals, "mirror x shifts", "mirror x diagonals", or shifts by '
+            'more than one pixel, "diagonals by 2"; repeatable.'
         ),
     ] = None,
     min_clean: Annotated[

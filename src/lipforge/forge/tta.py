@@ -5,6 +5,7 @@ holds, deepcopy and pickle work, and compiled code, which guards classes, never 
 """
 
 import math
+import re
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, cast, get_args
@@ -25,7 +26,9 @@ SHIFTS = {
 }
 
 NAMES = ("mirror", "diagonals", "shifts", "mirror x diagonals", "mirror x shifts")
-"""The sets of transforms that have a name, from cheap to expensive."""
+"""The sets of transforms that have a name, from cheap to expensive; with shifts also " by 2" pixels and more."""
+
+NAMED = re.compile(f"(?P<name>{'|'.join(NAMES)})(?: by (?P<pixels>[1-9][0-9]?))?")
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,16 @@ class TTA:
 
     @staticmethod
     def parse(text: str) -> "TTA":
-        """The TTA of a text: "mirror", "shifts" (4 neighbours), "diagonals" (2), or mirror with one of these, " x "."""
-        name = " ".join(text.split()) if isinstance(text, str) else text
-        if name not in NAMES:
-            raise InputError(f"tta must be one of {', '.join(NAMES)}, got {text!r}")
-        flips = (False, True) if name.startswith("mirror") else (False,)
-        shifts = SHIFTS.get(name.removeprefix("mirror x "), ((0, 0),))
-        return TTA(tuple(Transform(flip, *shift) for shift in shifts for flip in flips))
+        """The TTA of a text: "mirror", "shifts" (4 neighbours), "diagonals" (2), or mirror with one of these, " x ".
+        Shifts are by one pixel, or by as many as the text says: "mirror x diagonals by 2"."""
+        named = NAMED.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
+        if named is None or (named["pixels"] and named["name"] == "mirror"):
+            raise InputError(
+                f"tta must be one of {', '.join(NAMES)}, those with shifts also 'by 2' pixels or more, got {text!r}"
+            )
+        flips, pixels = (False, True) if named["name"].startswith("mirror") else (False,), int(named["pixels"] or 1)
+        shifts = SHIFTS.get(named["name"].removeprefix("mirror x "), ((0, 0),))
+        return TTA(tuple(Transform(flip, pixels * down, pixels * right) for down, right in shifts for flip in flips))
 
     @property
     def cost(self) -> int:
@@ -119,7 +125,11 @@ class TTA:
         return each.log_softmax(-1).logsumexp(0) - math.log(self.cost)
 
     def __str__(self) -> str:
+        pixels = max(max(abs(one.down), abs(one.right)) for one in self.transforms)
         known = {TTA.parse(name): name for name in NAMES}
+        if pixels > 1:
+            further = (f"{name} by {pixels}" for name in NAMES if name != "mirror")
+            known |= {TTA.parse(name): name for name in further if pixels < 100}
         means = "" if self.mean == "logits" else f", mean of {self.mean}"
         same = TTA(self.transforms)
         return (known.get(same) or f"{self.cost} transforms ({'; '.join(map(str, self.transforms))})") + means
