@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from lipforge.attacks import APGD
-from lipforge.auditing.plan import BEFORE_CLAIM, TRANSFERRED, audit_plan
+from lipforge.auditing.plan import BEFORE_GAIN, TRANSFERRED, audit_plan
 from lipforge.cli.main import app
 from lipforge.results import VERDICTS
 
@@ -84,7 +84,7 @@ def test_the_page_of_the_audit_has_the_table_of_verdicts():
 def test_the_page_of_the_audit_has_its_attacks_in_order():
     attacks = (ROOT / "docs" / "audit.md").read_text().split("## The attacks")[1].split("## The checks")[0]
     plan = replace(audit_plan(square=1), extra=APGD())
-    stages = plan.stages(["BPDA identity", "BPDA smooth", TRANSFERRED], escalated=2, before_claim=BEFORE_CLAIM)
+    stages = plan.stages(["BPDA identity", "BPDA smooth", TRANSFERRED], escalated=2, before_gain=BEFORE_GAIN)
     assert re.findall(r"^\| `([^`]+)` \|", attacks, re.MULTILINE) == stages
 
 

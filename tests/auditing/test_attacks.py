@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from lipforge.attacks import APGD, PGD, Cascade, Escalate, Refine
-from lipforge.auditing.attacks import AttackedSide, attack_in_double, attack_shard, equal_budget
+from lipforge.attacks import APGD, PGD, Cascade, Escalate, Refine, TargetedAPGD
+from lipforge.auditing.attacks import AttackedSide, attack_in_double, attack_shard, attack_what_decides, equal_budget
 from lipforge.auditing.pairs import Side, borrow, pair_of
-from lipforge.auditing.plan import DOUBLE, NON_ADAPTIVE, TRANSFERRED, EarlyStopped, Plan
+from lipforge.auditing.plan import DOUBLE, NON_ADAPTIVE, TARGETED, TRANSFERRED, EarlyStopped, Plan
 from lipforge.runs import Shard
 from lipforge.types import Threat
 
@@ -68,6 +68,49 @@ def test_an_image_counts_as_early_stopped_only_if_every_gradient_attack_stopped_
     thorough = replace(plan, non_adaptive=first)
     found = attack_shard(pair, shard, (line, line), threat=THREAT, plan=thorough)["candidate"]
     assert (found["always_early_stopped"], found["early_stopped"]["non-adaptive"]) == (0, [])
+
+
+STRONG = TargetedAPGD(steps=9, loss="margin")
+
+
+def deciding(candidate):
+    """Sides on a gained image, a lost one, and one that decides and that nothing breaks."""
+    pair = pair_of(line, candidate, {"mine": line})
+    base, other = (AttackedSide(side, at(0.05, 0.06, 0.4), THREAT) for side in (pair.base, pair.candidate))
+    base.outcome, other.outcome = [NON_ADAPTIVE, "robust", NON_ADAPTIVE], ["robust", NON_ADAPTIVE, "robust"]
+    return base, other
+
+
+def test_images_that_decide_are_attacked_on_the_side_that_keeps_them():
+    base, candidate = deciding(line)
+    attack_what_decides(base, candidate, STRONG, seed=0)
+    assert base.outcome == [NON_ADAPTIVE, TARGETED, NON_ADAPTIVE]
+    assert candidate.outcome == [TARGETED, NON_ADAPTIVE, "robust"]
+    assert candidate.gradients[TARGETED] >= 9
+    assert (base.effort, candidate.effort) == (0, 0), "no side had it easier"
+
+
+def test_images_that_decide_are_attacked_by_the_first_view_and_by_the_best():
+    base, candidate = deciding(borrow(line, lambda x: line(1 - x)))
+    attack_what_decides(base, candidate, STRONG, seed=0)
+    assert candidate.outcome[0] == "robust", "its own gradients lead away, and no view has broken more"
+    candidate.outcome[1] = "mine"
+    attack_what_decides(base, candidate, STRONG, seed=0)
+    assert candidate.outcome == [TARGETED, "mine", "robust"]
+
+
+def test_no_image_that_decides_counts_as_early_stopped():
+    first = PGD(steps=1, step_size=1.0, random_start=False, loss="margin")
+    attack = EarlyStopped(first, (APGD(steps=5, loss="margin"),), near=0.3)
+    plan = Plan(non_adaptive=attack, adaptive=attack, longer=attack, refine=1)
+
+    def wrong(x):
+        return line(x).flip(1)
+
+    for targeted, stopped in ((None, 1), (TargetedAPGD(steps=9, loss="margin"), 0)):
+        again = replace(plan, targeted=targeted)
+        found = attack_shard(pair_of(wrong, line), at(0.4), (wrong, line), threat=THREAT, plan=again)
+        assert found["candidate"]["always_early_stopped"] == stopped
 
 
 def test_refining_starts_where_it_is_told():

@@ -4,8 +4,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lipforge.attacks import APGD, PGD
-from lipforge.auditing.plan import EarlyStopped, Plan, audit_plan
+from lipforge.attacks import APGD, PGD, TargetedAPGD
+from lipforge.auditing.plan import TARGETED, EarlyStopped, Plan, audit_plan
 from lipforge.errors import InputError
 from lipforge.types import Threat
 from tests.nets import images
@@ -32,7 +32,9 @@ def test_a_plan_runs_on_models_with_that_many_classes(classes):
     model = lambda x: x.mean(dim=(2, 3)) @ weights.T  # noqa: E731  # a classifier in one line
     x, plan = images(2), audit_plan(classes=classes)
     y = model(x).argmax(dim=1)
-    for attack in (plan.adaptive, plan.longer):
+    assert plan.targeted is not None
+    assert plan.targeted.targets == min(9, classes - 1)  # type: ignore[attr-defined]  # AutoAttack's APGD-T
+    for attack in (plan.adaptive, plan.longer, plan.targeted):
         result = attack.run(model, x, y, threat=Threat("linf", "8/255"))
         assert set(result.outcome) <= {"robust", attack.name}
 
@@ -41,6 +43,9 @@ def test_standard_never_stops_early_and_tries_longer():
     fast, standard = audit_plan("fast"), audit_plan("standard")
     assert standard.adaptive.near == math.inf  # type: ignore[attr-defined]  # a plan of ours holds an EarlyStopped
     assert (fast.non_adaptive.name, standard.non_adaptive.name) == ("fast", "autoattack")
+    assert fast.targeted == TargetedAPGD()
+    assert standard.targeted is None, "it begins with AutoAttack"
+    assert [TARGETED in plan.stages([]) for plan in (fast, standard)] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,7 @@ from lipforge.auditing.plan import (
     OWN,
     REFINED,
     SQUARE,
+    TARGETED,
     TRANSFER,
     YOURS,
     Plan,
@@ -76,6 +77,8 @@ def _run_stages(
         if plan.square:
             side.attack(SQUARE, side.side.classifier, Square(queries=plan.square), seed=seed)
     equal_budget(base, candidate, seed + len(views) + 2)
+    if plan.targeted is not None:
+        attack_what_decides(base, candidate, plan.targeted, seed)
     double = attack_in_double(base, candidate, seed)
     for side in sides:
         side.look_for_masks()
@@ -95,6 +98,7 @@ class AttackedSide:
         self.backwards = torch.zeros(len(shard.x), dtype=torch.int64)
         self.gradients: dict[str, int] = {}
         self.early_stopped: dict[str, set[int]] = {}
+        self.never_stopped: set[int] = set()
         self.masked: dict[str, int] = {}
         self.notes: list[tuple[str, Note]] = []
 
@@ -120,8 +124,8 @@ class AttackedSide:
     def attack(
         self, stage: str, classifier: Classifier, attack: Attack, *, seed: int, only: Collection[int] | None = None
     ) -> None:
-        """Attack the robust images, or of these only some; every classifier here has the side's own logits, and those
-        decide on success."""
+        """Attack the robust images, or of these only some, which does not count as effort spent on this side; every
+        classifier here has the side's own logits, and those decide on success."""
         positions = [position for position in self.robust if only is None or position in only]
         if not positions:
             return
@@ -131,8 +135,9 @@ class AttackedSide:
         result = attack.run(classifier, x, y, threat=self.threat, seed=seed, sample_ids=ids, clean_logits=clean)
         self.images[at] = result.images
         self.forwards += int(result.forwards.sum())
-        self.backwards[positions] += result.backwards.cpu()
         self.gradients[stage] = self.gradients.get(stage, 0) + int(result.backwards.sum())
+        if only is None:
+            self.backwards[positions] += result.backwards.cpu()
         self.early_stopped[stage] = set(at[result.early_stopped].tolist())
         self.notes += [(stage, note) for note in result.notes]
         for position in at[result.broken].tolist():
@@ -173,7 +178,9 @@ class AttackedSide:
             "outcome": self.outcome,
             "notes": self.notes,
             "early_stopped": {stage: sorted(at & robust) for stage, at in self.early_stopped.items()},
-            "always_early_stopped": len(robust.intersection(*(self.early_stopped.get(name, set()) for name in stages))),
+            "always_early_stopped": len(
+                robust.intersection(*(self.early_stopped.get(name, set()) for name in stages)) - self.never_stopped
+            ),
             "forwards": self.forwards,
             "backwards": self.backwards.tolist(),
             "gradients": self.gradients,
@@ -208,6 +215,16 @@ def equal_budget(base: AttackedSide, candidate: AttackedSide, seed: int) -> None
         fewer.attack(EQUAL, fewer.best, again, seed=seed + number)
 
 
+def attack_what_decides(base: AttackedSide, candidate: AttackedSide, attack: Attack, seed: int) -> None:
+    """`attack`, which stops early on no image, on the images that are robust on one side only: through that side's
+    first view, and through the one that broke most images if it is another."""
+    decide = set(base.robust) ^ set(candidate.robust)
+    for side in (base, candidate):
+        side.never_stopped |= decide
+        for view in dict.fromkeys((next(iter(side.side.views)), side.best_name)):
+            side.attack(TARGETED, side.side.views[view], attack, seed=seed, only=decide)
+
+
 def attack_in_double(base: AttackedSide, candidate: AttackedSide, seed: int) -> dict[str, int] | None:
     """The images that decide, robust on one side only, once more in float64: a verdict must not be one of rounding.
     `flips` counts broken images that float64 puts right; an image that float64 breaks is broken if float32 agrees. None
@@ -240,7 +257,6 @@ def _break_in_double(side: AttackedSide, model: nn.Module, positions: list[int],
         view = model if source is None else borrow(model, source)
     attack = APGD(steps=20, loss="margin")
     result = attack.run(view, x.double(), y, threat=side.threat, seed=seed, sample_ids=ids)
-    side.backwards[positions] += result.backwards.cpu()
     side.gradients[DOUBLE] = int(result.backwards.sum())
     start, before = side.shard.x.clone(), side.robust
     start[at] = result.images.to(start.dtype)

@@ -11,18 +11,17 @@ from typing import Any
 
 from torch import Tensor
 
-from lipforge.attacks import APGD, Attack
+from lipforge.attacks import APGD
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import AttackedSide
 from lipforge.auditing.pairs import Pair, borrow
-from lipforge.auditing.plan import AVERAGED, DISTILLED, FROM_AFAR, FULL, NON_ADAPTIVE, STRAIGHT, Plan
+from lipforge.auditing.plan import AVERAGED, BEFORE_GAIN, DISTILLED, FULL, NON_ADAPTIVE, STRAIGHT, Plan
 from lipforge.auditing.surrogates import distilled, through_rounding
 from lipforge.auditing.verdict import Decision
 from lipforge.evaluation.robust import joined
 from lipforge.results import MISCLASSIFIED, ROBUST, Check, Note, Verdict, merge_notes
 from lipforge.results.evaluation import POINT, unreliable_notes
 from lipforge.runs import Shard
-from lipforge.statistics import Comparison
 from lipforge.types import Classifier, Threat
 
 SIDES = ("base", "candidate")
@@ -34,7 +33,7 @@ RESTS_ON: Mapping[Verdict, tuple[str, ...]] = {
 }
 """Whose robustness a verdict would be wrong about, if it were overstated; all others rest on both."""
 
-MOST_GAINED = 32  # gained images that the attacks from far away look at
+MOST_GAINED = 32  # gained images that the attacks before a claim look at
 
 PREDICTED = 0.1  # share of its robust images on which a side's gradients may fail to predict it
 
@@ -109,7 +108,7 @@ def from_afar(shards: Sequence[Mapping[str, Any]]) -> Check:
     attacked, outcome = sum(shard.get("from_afar", 0) for shard in shards), joined(parts, "outcome")
     if not attacked:
         return Check(name, None, "no gain would be claimed")
-    ran = [stage for stage in FROM_AFAR if any(stage in part["gradients"] for part in parts)]
+    ran = [stage for stage in BEFORE_GAIN if any(stage in part["gradients"] for part in parts)]
     broken = sum(map(outcome.count, ran))
     by = " and ".join(f"{outcome.count(stage)} by {stage}" for stage in ran)
     text = f"of {attacked} gained images {broken} are broken: {by}"
@@ -140,19 +139,6 @@ def clear(decision: Decision, reasons: Mapping[str, Sequence[str]]) -> Decision:
     )
 
 
-def left_to_survive(
-    attacks: Mapping[str, Attack], union: Comparison, attacked: Mapping[str, frozenset[int]]
-) -> dict[str, tuple[Attack, frozenset[int]]]:
-    """The attacks that a claim still has to survive and their images, by stage: those that decide, or the first gained
-    ones for attacks from far away, without those that the stage has `attacked` before."""
-    found = {}
-    for stage, attack in attacks.items():
-        images = union.gained_images[:MOST_GAINED] if stage in FROM_AFAR else union.gained_images + union.lost_images
-        if left := frozenset(images) - attacked.get(stage, frozenset()):
-            found[stage] = attack, left
-    return found
-
-
 class Escalation:
     """The attacks for sides in doubt, on images that are still robust, the same for both sides.
 
@@ -162,35 +148,22 @@ class Escalation:
     not on a folded copy: they are here to see what others were misled about.
     """
 
-    def __init__(
-        self,
-        pair: Pair,
-        folded: Callable[[], Pair],
-        images: Callable[[list[int]], Tensor],
-        count: int,
-        threat: Threat,
-        plan: Plan,
-    ):
-        self.pair, self.folded, self.images, self.count, self.threat = pair, folded, images, count, threat
-        self.plan = plan
-        self.claim: Mapping[str, tuple[Attack, frozenset[int]]] = {}
+    def __init__(self, pair: Pair, images: Callable[[list[int]], Tensor], count: int, threat: Threat, plan: Plan):
+        self.pair, self.images, self.count, self.threat, self.plan = pair, images, count, threat, plan
+        self.gained: frozenset[int] = frozenset()
         self._copies: dict[str, dict[str, Classifier]] = {}
 
-    def before_claim(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
-        """The shard's sides after the attacks that a claim has to survive, each on its images of `claim`: APGD-T
-        through the view that broke most, on a folded copy, the others on the classifier itself."""
-        started, sides = time.perf_counter(), self._sides(shard, before, watch, self.folded())
-        walked: set[int] = set()
-        for stage, (attack, positions) in self.claim.items():
-            chosen = {place for place, at in enumerate(shard.ids.tolist()) if at in positions}
-            walked |= chosen if stage in FROM_AFAR else set()
-            for side in sides.values():
-                view = side.side.classifier if stage in FROM_AFAR else side.best
-                side.attack(stage, view, attack, seed=self.plan.seed, only=chosen)
+    def before_gain(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
+        """The shard's sides after the attacks from far away on the candidate's first gained images."""
+        started, sides = time.perf_counter(), self._sides(shard, before, watch)
+        chosen = {place for place, at in enumerate(shard.ids.tolist()) if at in self.gained}
+        candidate = sides["candidate"]
+        for stage, attack in self.plan.before_gain(self.threat).items():
+            candidate.attack(stage, candidate.side.classifier, attack, seed=self.plan.seed, only=chosen)
         for name, side in sides.items():
-            side.masked = dict(before[name]["masked"])  # of the images that are robust now, at most as many
+            side.masked = dict(before[name]["masked"])  # these attacks ask for no gradients near the images
         summaries = {name: side.summary() for name, side in sides.items()}
-        return {**summaries, "from_afar": len(walked), "seconds": time.perf_counter() - started}
+        return {**summaries, "from_afar": len(chosen), "seconds": time.perf_counter() - started}
 
     def first(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, Any]:
         """The shard's sides after the attacks that do not take long; `before` is what the audit found for it."""
@@ -214,11 +187,8 @@ class Escalation:
             side.look_for_masks(self._straight(name))
         return {**{name: side.summary() for name, side in sides.items()}, "seconds": time.perf_counter() - started}
 
-    def _sides(
-        self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None], pair: Pair | None = None
-    ) -> dict[str, AttackedSide]:
-        pair = self.pair if pair is None else pair
-        sides = {"base": pair.base, "candidate": pair.candidate}
+    def _sides(self, shard: Shard, before: Mapping[str, Any], watch: Callable[[str], None]) -> dict[str, AttackedSide]:
+        sides = {"base": self.pair.base, "candidate": self.pair.candidate}
         made = {name: AttackedSide(side, shard, self.threat, watch) for name, side in sides.items()}
         for name, side in made.items():
             side.outcome = list(before[name]["outcome"])

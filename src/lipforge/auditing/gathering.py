@@ -5,7 +5,7 @@ from typing import Any
 
 from lipforge.auditing import checks
 from lipforge.auditing.escalation import SIDES, black_box, clear, doubts, from_afar, left_by_non_adaptive, predicted
-from lipforge.auditing.plan import CLEAN, ESCALATION, FROM_AFAR, FULL, NON_ADAPTIVE, Plan
+from lipforge.auditing.plan import BEFORE_GAIN, CLEAN, ESCALATION, FULL, NON_ADAPTIVE, Plan
 from lipforge.auditing.verdict import Decision, among_others, decide, on_unseen
 from lipforge.evaluation.robust import joined
 from lipforge.results import MISCLASSIFIED, ROBUST, Note, merge_notes
@@ -116,7 +116,7 @@ def _checks(
     return (
         *(checks.checklist(measured, non_adaptive, joined(shards, "transferred")) if measured is not None else ()),
         *(predicted([shard[side] for shard in shards], side) for side in SIDES),
-        *((from_afar(shards),) if set(FROM_AFAR) & set(stages) else ()),
+        *((from_afar(shards),) if set(BEFORE_GAIN) & set(stages) else ()),
         *(black_box(shards, side) for side in SIDES if FULL in stages),
         checks.equal_effort([(*_spent(shard["base"]), *_spent(shard["candidate"])) for shard in shards]),
         checks.attack_flags(flags, condemned),
@@ -144,7 +144,10 @@ def _robust(outcome: Sequence[str], stages: Sequence[str]) -> list[bool]:
 def _effort(parts: Sequence[Mapping[str, Any]]) -> Effort:
     spent = [_spent(part) for part in parts]
     robust, total = sum(count for count, _ in spent), sum(count * mean for count, mean in spent)
-    forwards, backwards = sum(part["forwards"] for part in parts), sum(joined(parts, "backwards"))
+    forwards, backwards = (
+        sum(part["forwards"] for part in parts),
+        sum(sum(part["gradients"].values()) for part in parts),
+    )
     return Effort(forwards, backwards, total / robust if robust else 0.0)
 
 

@@ -17,25 +17,26 @@ from lipforge.attacks import (
     margin,
     spelled,
 )
+from lipforge.attacks.cascades import standard_attacks
 from lipforge.errors import InputError
-from lipforge.results import MISCLASSIFIED, ROBUST, Verdict
+from lipforge.results import MISCLASSIFIED, ROBUST
 from lipforge.types import Threat
 
 CLEAN, NON_ADAPTIVE, TRANSFER, REFINED = "clean", "non-adaptive", "transfer", "transfer, refined"
-YOURS, LONGER, SQUARE, EQUAL, DOUBLE = "your attack", "longer restarts", "square", "equal budget", "float64"
+YOURS, LONGER, SQUARE, EQUAL = "your attack", "longer restarts", "square", "equal budget"
+TARGETED, DOUBLE = "APGD-T", "float64"
 OWN, TRANSFERRED = "own gradients", "transferred gradients"
 AVERAGED, STRAIGHT, DISTILLED = "averaged gradients", "straight through rounding", "distilled copy"
-TARGETED, BOUNDARY, HARD_LABEL, FULL = "APGD-T", "boundary walk", "RayS", "AutoAttack"
+FULL, BOUNDARY, HARD_LABEL = "AutoAttack", "boundary walk", "RayS"
 """The names of the stages, which are also the outcomes of the images that they break."""
 
 
-FROM_AFAR = (BOUNDARY, HARD_LABEL)
-BEFORE_CLAIM = (TARGETED, *FROM_AFAR)
-ESCALATION = (*BEFORE_CLAIM, AVERAGED, STRAIGHT, DISTILLED, FULL)
-"""The stages that run only before a claim, or while gradients look masked."""
+BEFORE_GAIN = (BOUNDARY, HARD_LABEL)
+ESCALATION = (*BEFORE_GAIN, AVERAGED, STRAIGHT, DISTILLED, FULL)
+"""The stages that run only before a gain is claimed, or while gradients look masked."""
 
 
-STAGES = (NON_ADAPTIVE, TRANSFER, REFINED, YOURS, LONGER, SQUARE, EQUAL, DOUBLE, *ESCALATION)
+STAGES = (NON_ADAPTIVE, TRANSFER, REFINED, YOURS, LONGER, SQUARE, EQUAL, TARGETED, DOUBLE, *ESCALATION)
 RESERVED = frozenset({ROBUST, MISCLASSIFIED, CLEAN, OWN, TRANSFERRED, *STAGES})
 """Names that no surrogate may have: what it broke would be counted as something else."""
 
@@ -75,10 +76,10 @@ class Plan:
     """The attacks of an audit, the same for base and candidate; `audit_plan` makes one for fast or for standard.
 
     `non_adaptive` is what a user would run who trusts gradients. `adaptive` runs once per view, `longer` after that,
-    each on the images that are still robust; `full` on the images that decide, if gradients look masked to the last.
-    A claimed gain or loss has to survive `targeted` on the images that decide; a gain also `boundary`, which starts far
-    from the image, and in linf `hard_label`, which sees only the predicted class; None leaves one out. `extra` is an
-    attack of the user's. `refine` are steps from the
+    each on the images that are still robust; `targeted` on the images that decide, robust on one side only, unless it
+    is None; `full` on these too, if gradients look masked to the last.
+    A claimed gain has to survive `boundary`, which starts far from the image, and in linf `hard_label`, which sees only
+    the predicted class; None leaves one out. `extra` is an attack of the user's. `refine` are steps from the
     adversarial images of the opposite side, `square` queries, 0 for none. `margin` is the smallest difference in
     accuracy that matters: a verdict of no change says that it is smaller. `check_images` images go through the
     checklist, with `check_queries` queries for Square. With `stop_early` the audit ends at the first look,
@@ -113,22 +114,19 @@ class Plan:
         if not 0 < self.margin < 1:
             raise InputError(f"margin must lie between 0 and 1 (0.01 is one point), got {self.margin}")
 
-    def before_claim(self, verdict: Verdict, threat: Threat) -> dict[str, Attack]:
-        """The attacks that have to leave a gain or a loss before it is claimed, by stage."""
-        attacks = {
-            TARGETED: self.targeted if verdict in ("real", "harmful") else None,
-            BOUNDARY: self.boundary if verdict == "real" else None,
-            HARD_LABEL: self.hard_label if verdict == "real" and threat.norm == "linf" else None,
-        }
-        return {stage: attack for stage, attack in attacks.items() if attack is not None}
+    def before_gain(self, threat: Threat) -> dict[str, Attack]:
+        """The attacks that have to leave a gain before it is claimed, by stage."""
+        attacks = zip(BEFORE_GAIN, (self.boundary, self.hard_label if threat.norm == "linf" else None), strict=True)
+        return {stage: attack for stage, attack in attacks if attack is not None}
 
-    def stages(self, views: Sequence[str], *, escalated: int = 0, before_claim: Collection[str] = ()) -> list[str]:
+    def stages(self, views: Sequence[str], *, escalated: int = 0, before_gain: Collection[str] = ()) -> list[str]:
         """All stages in the order in which they run; `views` are the names of the adaptive attacks, and `escalated` is
-        0, 1 for all of the escalation but AutoAttack, or 2; `before_claim` are the stages of that kind that ran."""
+        0, 1 for all of the escalation but AutoAttack, or 2; `before_gain` are the stages of that kind that ran."""
         further = {stage: escalated > (stage == FULL) for stage in ESCALATION} | {
-            stage: stage in before_claim for stage in BEFORE_CLAIM
+            stage: stage in before_gain for stage in BEFORE_GAIN
         }
-        asked = {YOURS: self.extra is not None, SQUARE: self.square > 0, **further}
+        own = {YOURS: self.extra is not None, SQUARE: self.square > 0, TARGETED: self.targeted is not None}
+        asked = {**own, **further}
         first, second, *others = (stage for stage in STAGES if asked.get(stage, True))
         return [first, second, *views, *others]
 
@@ -162,8 +160,8 @@ def audit_plan(
     """The plan of a version, "fast" or "standard", for a model with that many classes.
 
     In "fast" an adaptive attack stops early on an image whose margin its first attack does not bring below 0.3 of the
-    clean one. Before a claim, the images that decide face APGD-T with AutoAttack's budget. "standard" never stops
-    early, and begins with AutoAttack.
+    clean one, and the images that decide face APGD-T with AutoAttack's budget, which stops early on none. "standard"
+    never stops early, and begins with AutoAttack.
     """
     if version not in VERSIONS:
         raise InputError(f"version must be one of {', '.join(VERSIONS)}, got {version!r}")
@@ -177,12 +175,11 @@ def audit_plan(
         TargetedAPGD(steps=length, targets=min(targets, classes - 1), restarts=again, loss="margin", order="nearest")
         for length, targets, again in (form.targeted, form.longer)
     )
-    loss = "dlr" if classes >= 4 else "margin"  # the targeted DLR compares four logits
     return Plan(
         non_adaptive=fast() if version == "fast" else autoattack(),
         adaptive=EarlyStopped(first, (targeted, *others), form.near),
         longer=EarlyStopped(APGD(steps=steps, loss="margin"), (longer,), form.near),
-        targeted=TargetedAPGD(loss=loss) if version == "fast" else None,
+        targeted=standard_attacks(classes)[1] if version == "fast" else None,
         square=square,
         margin=margin,
         seed=seed,

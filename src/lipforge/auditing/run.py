@@ -1,23 +1,23 @@
 """The audit: every attack on both sides, the checklist, and one verdict."""
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypedDict, Unpack, overload
 
 from torch import nn
 
-from lipforge.attacks import AnyAttack, Attack, as_attack, attack_text, is_function
+from lipforge.attacks import AnyAttack, as_attack, attack_text, is_function
 from lipforge.attacks.checks import LOOKED_AT
 from lipforge.auditing import checks
 from lipforge.auditing.attacks import attack_shard
 from lipforge.auditing.escalation import (
+    MOST_GAINED,
     SIDES,
     Escalation,
     doubts,
     left_by_non_adaptive,
-    left_to_survive,
     merged,
 )
 from lipforge.auditing.gathering import comparisons, decision_of, gather, same_function
@@ -118,12 +118,11 @@ def audit(
     # Read once for all ranks: a result that appears in between must not make them disagree on when to stop.
     task, kept = f"audit__{threat_slug(threat)}", from_first(_results(run))
     others = [one.union.p_value for each, one in kept.items() if isinstance(one, AuditReport) and each != task]
-    folded = functools.cache(lambda: folded_pair(pair, first_images(experiment)))
-    shards = _attack(experiment, pair, folded, threat, plan, others)
+    shards = _attack(experiment, pair, threat, plan, others)
     measured = _measure(experiment, pair, threat, plan, shards)
     if measured is not None and fold is not None and weight is not None:
         measured["fold"] = _measure_fold(experiment, pair, weight, fold, threat, plan)
-    shards, further = _escalate(experiment, pair, folded, threat, plan, shards, measured, others)
+    shards, further = _escalate(experiment, pair, threat, plan, shards, measured, others)
     about = setting_of(experiment, plan.non_adaptive, threat, plan.seed)
     about |= {"model": name, "non_adaptive_attack": about.pop("attack"), "margin": plan.margin, "planned": len(data)}
     about |= changes
@@ -169,7 +168,7 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
     """Everything that determines the numbers beside the classifiers and the data."""
     attacks = {
         name: getattr(plan, name)
-        for name in ("non_adaptive", "adaptive", "longer", "full", "targeted", "boundary", "hard_label", "extra")
+        for name in ("non_adaptive", "adaptive", "longer", "full", "boundary", "hard_label", "extra")
     }
     attacks = {name: None if attack is None else attack_text(attack) for name, attack in attacks.items()}
     # A list: the order in which views are tried changes the numbers.
@@ -180,7 +179,7 @@ def _config(pair: Pair, threat: Threat, plan: Plan) -> dict[str, Any]:
 
 
 def _attack(
-    experiment: Experiment, pair: Pair, folded: Callable[[], Pair], threat: Threat, plan: Plan, others: Sequence[float]
+    experiment: Experiment, pair: Pair, threat: Threat, plan: Plan, others: Sequence[float]
 ) -> list[dict[str, Any]]:
     base, candidate = (
         prepared_once(experiment, plan.non_adaptive, side.classifier) for side in (pair.base, pair.candidate)
@@ -191,6 +190,8 @@ def _attack(
         x = experiment.read(range(min(LOOKED_AT, len(experiment.data)))).x
         for name, classifier in _classifiers(pair).items():
             check_steady(name, classifier, x)
+
+    folded = functools.cache(lambda: folded_pair(pair, first_images(experiment)))
 
     def compute(shard: Shard) -> dict[str, Any]:
         refuse_random()
@@ -208,17 +209,16 @@ def _attack(
 def _escalate(
     experiment: Experiment,
     pair: Pair,
-    folded: Callable[[], Pair],
     threat: Threat,
     plan: Plan,
     shards: list[dict[str, Any]],
     measured: Mapping[str, Any] | None,
     others: Sequence[float],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The shards after further attacks, and which there were, as `Plan.stages` takes it: those before a claim where
-    one would be made, then others while what would be claimed rests on a side in doubt."""
+    """The shards after further attacks, and which there were, as `Plan.stages` takes it: those before a gain where
+    one would be claimed, then others while what would be claimed rests on a side in doubt."""
     count, views = sum(len(shard["base"]["outcome"]) for shard in shards), list(pair.candidate.views)
-    further = Escalation(pair, folded, lambda positions: experiment.read(positions).x, count, threat, plan)
+    further = Escalation(pair, lambda positions: experiment.read(positions).x, count, threat, plan)
 
     def attacked(name: str, attack: Any) -> list[dict[str, Any]]:
         watch = Watch(lambda shard: {side: shard[side]["outcome"] for side in SIDES})
@@ -234,23 +234,19 @@ def _escalate(
         after = experiment.work(task, compute, positions=range(count), title="escalation", status=watch)
         return [merged(*each) for each in zip(shards, after, strict=True)]
 
-    ran: dict[str, Any] = {"escalated": 0, "before_claim": {}}
+    ran: dict[str, Any] = {"escalated": 0, "before_gain": ()}
 
     def decision() -> Decision:
         return decision_of(shards, plan.stages(views, **ran), plan, others)
 
-    def claim() -> dict[str, tuple[Attack, frozenset[int]]]:
-        union = comparisons(shards, plan.stages(views, **ran))[2]
-        return left_to_survive(plan.before_claim(decision().verdict, threat), union, ran["before_claim"])
-
-    number = 0
-    for attack in (further.first, further.full, None):
-        while found := claim():  # again for images that decide only since harder attacks broke others
-            further.claim, number = found, number + 1
-            shards = attacked(f"before-claim-{number}", further.before_claim)
-            ran["before_claim"] |= {
-                stage: ran["before_claim"].get(stage, frozenset()) | images for stage, (_, images) in found.items()
-            }
+    seen: frozenset[int] = frozenset()
+    for number, attack in enumerate((further.first, further.full, None)):
+        if plan.before_gain(threat) and decision().verdict == "real":
+            gained = comparisons(shards, plan.stages(views, **ran))[2].gained_images[:MOST_GAINED]
+            further.gained, seen = frozenset(gained) - seen, seen | frozenset(gained)
+            if further.gained:  # those that harder attacks on the base have added, the second time
+                shards = attacked(f"before-gain-{number}", further.before_gain)
+                ran["before_gain"] = tuple(plan.before_gain(threat))
         if attack is None or not doubts(shards, measured, decision(), same=same_function(shards)):
             break
         shards = attacked(f"escalation-{ran['escalated'] + 1}", attack)
