@@ -123,6 +123,7 @@ def test_an_audit_of_images_that_chose_claims_nothing(tmp_path):
         ({"validate": 0}, "must be at least 1"),
         ({"validate": 320}, "too few for 320"),
         ({"min_clean": 68}, "min_clean must be a share"),
+        ({"tta": ["shifts by 40"], "max_cost": 5}, "a shift must be smaller than the image"),
         ({"tta": ["mirror x shifts"]}, "takes 10 forward passes per image, above max_cost 2"),
         ({"tta": ["sideways"]}, "tta must be"),
         ({"tta": "mirror"}, r"must be a list of sets of transforms, such as \['mirror'\]"),

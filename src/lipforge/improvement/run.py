@@ -261,6 +261,8 @@ def _transform_sets(data: ImageData, asked: Sequence[TTA | str] | None, max_cost
             )
     else:
         sets = [TTA.parse(name) for name in NAMES if name.startswith("mirror") != _unmirrored(data)]
+    for one in sets:
+        one.transformed(data.batch([0])[0])  # raises where a shift is larger than the image, before anything is fitted
     return tuple(sorted((one for one in sets if one.cost <= max_cost), key=lambda one: one.cost))
 
 
