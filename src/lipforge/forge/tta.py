@@ -102,7 +102,7 @@ class TTA:
         named = NAMED.fullmatch(" ".join(text.split())) if isinstance(text, str) else None
         if named is None or (named["pixels"] and named["name"] == "mirror"):
             raise InputError(
-                f"tta must be one of {', '.join(NAMES)}, those with shifts also 'by 2' pixels or more, got {text!r}"
+                f"tta must be one of {', '.join(NAMES)}, those with shifts also as in 'diagonals by 2', got {text!r}"
             )
         flips, pixels = (False, True) if named["name"].startswith("mirror") else (False,), int(named["pixels"] or 1)
         shifts = SHIFTS.get(named["name"].removeprefix("mirror x "), ((0, 0),))
